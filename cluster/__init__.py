@@ -1,0 +1,31 @@
+"""Many workers, one front door. `from cluster import EncoderPool` loads Ray; `import cluster` does not."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cluster.client import Embedding as Embedding
+    from cluster.client import Outcome as Outcome
+    from cluster.config import PoolConfig as PoolConfig
+    from cluster.config import load_config as load_config
+    from cluster.pool import EncoderPool as EncoderPool
+    from cluster.pool import PoolStats as PoolStats
+
+_HOMES = {
+    "EncoderPool": "cluster.pool",
+    "PoolStats": "cluster.pool",
+    "Embedding": "cluster.client",
+    "Outcome": "cluster.client",
+    "PoolConfig": "cluster.config",
+    "load_config": "cluster.config",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cluster' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,39 @@
+"""`WorkerConfig`: one worker's device, threads and bounds; holds the `EncoderConfig`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from encoder.config import EncoderConfig
+
+
+class WorkerConfig(BaseModel, frozen=True, extra="forbid"):
+    """One worker: one process with one encoder on one device."""
+
+    encoder: EncoderConfig
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU when there is one."""
+
+    decode_threads: int | None = Field(default=None, ge=1, le=256)
+    """Threads that decode and cut images beside the GPU. None: its share of the CPU cores, 2 to 16."""
+
+    torch_threads: int | None = Field(default=None, ge=1, le=256)
+    """Threads of torch on the CPU. None: on a CPU worker its share of the CPU cores, on a GPU worker 1."""
+
+    max_queue_ms: float = Field(default=2_000.0, gt=0)
+    """Predicted GPU milliseconds of work that may wait; more is refused at the door. One item always fits."""
+
+    max_ready_patches: int = Field(default=131_072, ge=1)
+    """Decoded patches that may wait for the GPU (588 bytes each for MiniCPM-V); decoding pauses beyond it."""
+
+    replays_in_flight: int = Field(default=2, ge=1, le=8)
+    """Replays submitted to the GPU before the oldest is awaited: copies of one overlap the other."""
+
+    encode_calls: int = Field(default=32, ge=1, le=512)
+    """Encode calls that run at once; those that decode overlap those that replay."""
+
+    report_interval_s: float = Field(default=1.0, gt=0)
+    """Longest silence between two reports to the router."""
