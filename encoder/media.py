@@ -1,0 +1,260 @@
+"""Bytes to pixels: the header of an image, its limits, and an upright RGB picture of it.
+
+Colours are taken as sRGB: embedded profiles are not applied, as in the reference preprocessing of vision models.
+Orientation is EXIF's. Files with several frames or pages give the first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import ExitStack
+from dataclasses import dataclass
+from io import BytesIO
+from threading import Lock
+
+import numpy as np
+from PIL import Image, ImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from encoder.errors import BadMediaError, MediaTooLargeError
+from encoder.headers import HeaderError, StoredHeader, read_header
+
+FORMATS = "JPEG, PNG, WebP, GIF, BMP or TIFF"
+
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .mpo .png .apng .webp .gif .bmp .dib .tif .tiff".split()  # noqa: SIM905
+)
+"""File name endings of images we read, in lower case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaHeader:
+    """What the header of an image says; the size is that of the upright picture."""
+
+    width: int
+    height: int
+    format: str = ""
+    num_frames: int = 1
+    note: str | None = None  # for the person who reads the result, such as "first of 12 frames"
+
+
+def probe_header(data: bytes, *, max_pixels: int, max_bytes: int) -> MediaHeader:
+    """Size and format of an encoded image, without decoding it.
+
+    Raises BadMediaError for what is no image we read, MediaTooLargeError for one over a limit.
+    """
+    header = _checked_header(data, max_pixels, max_bytes)
+    width, height = header.upright_size
+    note = None
+    if header.num_frames > 1:
+        note = f"first of {header.num_frames} {'pages' if header.format == 'TIFF' else 'frames'}"
+    return MediaHeader(
+        width=width, height=height, format=header.format, num_frames=header.num_frames, note=note
+    )
+
+
+def decode_image(data: bytes, *, max_pixels: int, max_bytes: int) -> Image.Image:
+    """Decode to an upright 8-bit RGB image of exactly the size that `probe_header` gives.
+
+    16-bit samples are scaled, transparency is laid on white. Raises as `probe_header` does.
+    """
+    header = _checked_header(data, max_pixels, max_bytes)
+    try:
+        image = _upright(_to_rgb(_load(data, header), header), header)
+    except (BadMediaError, MediaTooLargeError):
+        raise
+    except Image.DecompressionBombError as failure:
+        raise MediaTooLargeError(
+            f"{_name(header)} is over Pillow's own limit; send it smaller or raise PIL.Image.MAX_IMAGE_PIXELS"
+        ) from failure
+    except MemoryError as failure:
+        raise MediaTooLargeError(f"no memory to decode {_name(header)}; send it smaller") from failure
+    except Exception as failure:  # Pillow's decoders answer a damaged file with whatever they stumble over
+        raise BadMediaError(
+            f"{_name(header)} cannot be decoded: {_reason(failure)}; it is damaged, incomplete "
+            f"or of a rare kind: save it again as PNG or JPEG"
+        ) from failure
+    if image.size != header.upright_size:
+        raise BadMediaError(
+            f"{_name(header)} decodes to {image.width}x{image.height}: its header is damaged; save it again"
+        )
+    return image
+
+
+# --- before decoding ---
+
+
+def _checked_header(data: bytes, max_pixels: int, max_bytes: int) -> StoredHeader:
+    if len(data) > max_bytes:
+        raise MediaTooLargeError(
+            f"image file has {len(data)} bytes, the limit is {max_bytes}; "
+            f"send it smaller or raise encoder.max_bytes"
+        )
+    try:
+        header = read_header(data)
+    except HeaderError as failure:
+        raise BadMediaError(
+            f"image file of {len(data)} bytes is damaged or incomplete: {failure}; send it again"
+        ) from failure
+    if header is None:
+        raise BadMediaError(f"{_describe(data)}; send {FORMATS}")
+    if header.width < 1 or header.height < 1:
+        raise BadMediaError(f"{_name(header)} has no pixels; its header is damaged: save it again")
+    if header.width * header.height > max_pixels:
+        raise MediaTooLargeError(
+            f"{_name(header)} has {header.width * header.height} pixels, the limit is {max_pixels}; "
+            f"send it smaller or raise encoder.max_pixels"
+        )
+    return header
+
+
+_OTHER_KINDS: tuple[tuple[bytes, str], ...] = (
+    (b"%PDF", "a PDF document"),
+    (b"%!PS", "a PostScript file"),
+    (b"8BPS", "a Photoshop document"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"\x00\x00\x01\x00", "an ICO icon"),
+    (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 image"),
+    (b"\x00\x00\x00\x0cJXL ", "a JPEG XL image"),
+    (b"\xff\x0a", "a JPEG XL image"),
+    (b"\x1aE\xdf\xa3", "a Matroska or WebM video"),
+    (b"version https://git-lfs", "a Git LFS pointer instead of the file it stands for"),
+)
+_BRANDS = {
+    b"avif": "an AVIF image",
+    b"avis": "an AVIF image",
+    b"heic": "an HEIC image",
+    b"mif1": "an HEIF image",
+}
+
+
+def _describe(data: bytes) -> str:
+    """What came instead of an image we read."""
+    if not data:
+        return "the file is empty"
+    for magic, kind in _OTHER_KINDS:
+        if data.startswith(magic):
+            return f"the file is {kind}"
+    if data[4:8] == b"ftyp":
+        return f"the file is {_BRANDS.get(data[8:12], 'an MP4 or QuickTime file')}"
+    head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if b"<svg" in head:
+        return "the file is an SVG drawing, which has no pixels of its own"
+    if head.startswith((b"<!doctype html", b"<html")):
+        return "the file is a web page, perhaps an error page saved under an image's name"
+    try:
+        head.decode()
+    except UnicodeDecodeError:
+        return f"the file of {len(data)} bytes is no image we know (it starts with {data[:8].hex(' ')})"
+    return "the file is text" if head and b"\0" not in head else "the file holds no image we know"
+
+
+def _name(header: StoredHeader) -> str:
+    width, height = header.upright_size
+    return f"{header.format} image of {width}x{height}"
+
+
+def _reason(failure: Exception) -> str:
+    return " ".join(str(failure).split()) or type(failure).__name__
+
+
+# --- decoding ---
+
+# The plugins themselves rather than Image.open: no guessing among formats, no second look at the pixel count, and
+# for JPEG no search for further pictures behind the first.
+_PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "WEBP": WebPImageFile,
+    "GIF": GifImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+}
+_warnings_lock = Lock()
+
+
+def _load(data: bytes, header: StoredHeader) -> Image.Image:
+    with ExitStack() as stack:
+        if Image.MAX_IMAGE_PIXELS is not None and header.width * header.height > Image.MAX_IMAGE_PIXELS:
+            # Our limit admits more than Pillow likes, and some plugins would warn. Warning filters belong to
+            # the whole process, so they are touched in this rare case alone, by one thread at a time.
+            stack.enter_context(_warnings_lock)
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        image = _PLUGINS[header.format](BytesIO(data))
+        if header.format == "TIFF":
+            image.info.pop("xmp", None)  # Pillow would turn by XMP what has no orientation tag
+        image.load()
+    return image
+
+
+def _to_rgb(image: Image.Image, header: StoredHeader) -> Image.Image:
+    if image.mode.startswith("I;16") or (image.mode == "I" and header.format == "PNG"):
+        return _grey_to_rgb(np.asarray(image), header)
+    if image.mode in ("I", "F"):
+        kind = "floating-point" if image.mode == "F" else "signed or 32-bit"
+        raise BadMediaError(
+            f"{_name(header)} has {kind} samples, which name no black and white; "
+            f"save it with 8 or 16 bits a sample"
+        )
+    if image.mode in ("LAB", "HSV"):
+        raise BadMediaError(f"{_name(header)} is in {image.mode} colours; save it as RGB")
+    if header.transparent is not None:
+        if len(header.transparent) == 1:
+            return _grey_to_rgb(np.asarray(image.convert("L")), header)
+        return _colour_key_on_white(image, header)
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        return _on_white(image.convert("RGBA"))
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _grey_to_rgb(samples: np.ndarray, header: StoredHeader) -> Image.Image:
+    """Grey samples of the file's depth, or already scaled to 8 bits, to RGB."""
+    shift = max(header.sample_bits - 8, 0)  # the high byte, as Pillow takes it of 16-bit colours
+    grey = (samples >> shift).astype(np.uint8)
+    if header.white_is_zero:
+        grey = 255 - grey
+    if header.transparent is not None:
+        (key,) = header.transparent
+        if header.sample_bits < 8:
+            key = key * 255 // (2**header.sample_bits - 1)
+        grey[samples == key] = 255
+    return Image.fromarray(grey).convert("RGB")
+
+
+def _colour_key_on_white(image: Image.Image, header: StoredHeader) -> Image.Image:
+    """A PNG in which one colour is transparent. Pillow keeps the high byte of 16 bits, so that is compared."""
+    assert header.transparent is not None
+    pixels = np.array(image.convert("RGB"))
+    key = [value >> max(header.sample_bits - 8, 0) for value in header.transparent]
+    pixels[(pixels == key).all(axis=-1)] = 255
+    return Image.fromarray(pixels)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    white = Image.new("RGB", image.size, (255, 255, 255))
+    white.paste(image.convert("RGB"), mask=image.getchannel("A"))
+    return white
+
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def _upright(image: Image.Image, header: StoredHeader) -> Image.Image:
+    if header.format == "TIFF" or header.orientation == 1:  # Pillow turns a TIFF as it loads it
+        return image
+    return image.transpose(_TURNS[header.orientation])
