@@ -1,0 +1,1 @@
+"""Vision encoders and their captured graphs: shapes, preparation, packing, replay. No Ray in here."""

@@ -1,0 +1,143 @@
+"""Model families and presets. Adding a family is one file and one line of `FAMILIES`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from encoder.errors import ConfigError
+
+if TYPE_CHECKING:
+    from encoder.adapters.base import EncoderAdapter
+    from encoder.config import EncoderConfig
+
+FAMILIES = {"minicpmv": "encoder.adapters.minicpmv:FAMILY"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A model that needs no download: a released architecture, or a small one, with seeded random weights."""
+
+    config: Mapping[str, Any]
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One adapter file, as the registry sees it."""
+
+    model_types: tuple[str, ...]  # of a checkpoint's config.json
+    presets: Mapping[str, Preset]
+    modalities: tuple[str, ...]
+    token_rule: str  # for `encpool models`
+    make: Callable[
+        [Mapping[str, Any], str, EncoderConfig], EncoderAdapter
+    ]  # from config.json, name, our config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model that a name stands for."""
+
+    name: str  # as graph keys and results show it
+    family: Family
+    config: Mapping[str, Any]  # its config.json
+    snapshot: Path | None  # where its weights are; None: seeded random
+
+
+def families() -> dict[str, Family]:
+    """Every family by name."""
+    loaded = {}
+    for name, target in FAMILIES.items():
+        module, attribute = target.split(":")
+        loaded[name] = getattr(importlib.import_module(module), attribute)
+    return loaded
+
+
+def resolve_model(name: str) -> Model:
+    """What `name` stands for: a preset, a local snapshot directory, or a hub id.
+
+    Raises:
+        ConfigError: nothing goes by that name, or its architecture has no adapter.
+    """
+    presets = {preset: family for family in families().values() for preset in family.presets}
+    if name in presets:
+        return Model(
+            name=name, family=presets[name], config=presets[name].presets[name].config, snapshot=None
+        )
+    snapshot = Path(name).expanduser()
+    if not snapshot.is_dir():
+        if name.count("/") != 1 or name.startswith((".", "/", "~")):
+            close = get_close_matches(name, presets, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"presets are {', '.join(presets)}"
+            raise ConfigError(f"no model {name!r}: it is no preset and no directory; {hint}")
+        snapshot = _download(name)
+    config = _read_config(snapshot)
+    return Model(
+        name=name.rstrip("/").split("/")[-1],
+        family=_family_of(config, snapshot),
+        config=config,
+        snapshot=snapshot,
+    )
+
+
+def load_adapter(config: EncoderConfig) -> EncoderAdapter:
+    """The torch-free adapter of a configuration."""
+    model = resolve_model(config.model)
+    return model.family.make(model.config, model.name, config)
+
+
+def _read_config(snapshot: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((snapshot / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{snapshot}: no readable config.json: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{snapshot}/config.json is no JSON object")
+    return config
+
+
+def _family_of(config: Mapping[str, Any], snapshot: Path) -> Family:
+    wanted = config.get("model_type")
+    for family in families().values():
+        if wanted in family.model_types:
+            return family
+    known = sorted(name for family in families().values() for name in family.model_types)
+    raise ConfigError(f"{snapshot}: model_type {wanted!r} has no adapter; these have: {', '.join(known)}")
+
+
+def _download(hub_id: str) -> Path:
+    """Fetch a snapshot's config and the shards that hold its vision part."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    from encoder.weights import INDEX, SINGLE
+
+    try:
+        config_file = Path(hf_hub_download(hub_id, "config.json"))
+        config = _read_config(config_file.parent)
+        family = _family_of(config, config_file.parent)
+        try:
+            index = json.loads(Path(hf_hub_download(hub_id, INDEX)).read_text())
+            wanted = family.make(config, hub_id, _default_config(hub_id)).weight_shapes()
+            files = sorted({shard for name, shard in index["weight_map"].items() if name in wanted})
+        except FileNotFoundError:
+            files = [SINGLE]
+        return Path(snapshot_download(hub_id, allow_patterns=["config.json", INDEX, *files]))
+    except ConfigError:
+        raise
+    except Exception as error:  # the hub client raises many kinds, of several packages
+        raise ConfigError(
+            f"could not fetch {hub_id!r} from the hub: {type(error).__name__}: {error}; "
+            f"give a local snapshot directory instead"
+        ) from error
+
+
+def _default_config(model: str) -> EncoderConfig:
+    from encoder.config import EncoderConfig
+
+    return EncoderConfig(model=model)

@@ -1,0 +1,58 @@
+"""`EncoderConfig`: which model, in which numbers, with which graphs and limits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field, field_validator
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+AttentionBackend = Literal["auto", "triton", "cudnn", "varlen", "sdpa"]
+
+
+class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
+    """One encoder as one worker runs it."""
+
+    model: str
+    """A preset (`encpool models` lists them), a local snapshot directory, or a hub id."""
+
+    dtype: Dtype = "auto"
+    """auto: bfloat16 on a GPU, float32 on a CPU."""
+
+    seed: int = 0
+    """Seed of the weights of a `tiny-*` or `random-*` preset."""
+
+    graphs: bool = True
+    """Capture graphs. False runs everything eagerly."""
+
+    layouts: tuple[str, ...] = ("packed",)
+    """Keys of the layout axis: "packed" (any mix of grids end to end), "24x43" (segments of exactly 24 rows and
+    43 columns of patches), "<=32x64" (any segment that fits into it, masked), or "vllm" for vLLM's four."""
+
+    token_budgets: tuple[int, ...] | dict[str, tuple[int, ...]] | None = None
+    """Output rows a graph has room for, one graph a budget; per layout when given as a map. None: inferred."""
+
+    max_segments_per_graph: int | None = Field(default=None, ge=1)
+    """Most segments in one replay. None: as many as the token budget holds."""
+
+    attention: AttentionBackend = "auto"
+    """Backend of the packed layout's attention. auto: the fastest that runs here."""
+
+    max_slice_nums: int | None = Field(default=None, ge=1, le=64)
+    """Slices an image may be cut into (MiniCPM-V). None: what the checkpoint says."""
+
+    max_pixels: int = Field(default=89_478_485, ge=1)
+    """Pixels an image may have; checked before it is decoded."""
+
+    max_bytes: int = Field(default=64 * 2**20, ge=1)
+    """Bytes an encoded image may have."""
+
+    eager_patches: int = Field(default=16_384, ge=1)
+    """Patches that one eager run may join; a longer segment still runs, alone."""
+
+    @field_validator("token_budgets", mode="before")
+    @classmethod
+    def _lists_to_tuples(cls, value: object) -> object:
+        if isinstance(value, dict):
+            return {key: tuple(budgets) for key, budgets in value.items()}
+        return value

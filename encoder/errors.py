@@ -1,0 +1,101 @@
+"""Every error encpool raises on purpose.
+
+    EncoderPoolError
+    |-- ConfigError (ValueError)        a configuration, model name or axis that cannot work
+    |-- WeightsError (ValueError)       a checkpoint with missing, misshapen or unreadable tensors
+    |-- ItemError                       one item cannot be encoded; its neighbours are unaffected
+    |   |-- BadMediaError (ValueError)      not an image we read, damaged, or unreadable from disk
+    |   |-- MediaTooLargeError (ValueError) over the limit of bytes or pixels
+    |   |-- PoisonItemError                 it was on two workers that died: encoded nowhere again
+    |   |-- EncodeError                     the encoder itself failed on this item
+    |   `-- DeadlineError                   its deadline passed before it ran
+    `-- PoolError                       the pool, not the item
+        |-- PoolSaturatedError              no worker has room; come back later
+        |-- WorkerLostError                 workers died and nobody is left to take the item
+        |-- WorkerStartError                a worker could not load, capture or answer its probe
+        `-- PoolClosedError                 the pool is shut down or draining
+
+Each takes one message, so that it pickles and Ray raises it at the caller's side with its type intact.
+"""
+
+from __future__ import annotations
+
+
+class EncoderPoolError(Exception):
+    """Base of everything below."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class ConfigError(EncoderPoolError, ValueError):
+    """A configuration, model name or axis that cannot work."""
+
+
+class WeightsError(EncoderPoolError, ValueError):
+    """A checkpoint with missing, misshapen or unreadable tensors."""
+
+
+class ItemError(EncoderPoolError):
+    """One item cannot be encoded; its neighbours are unaffected."""
+
+
+class BadMediaError(ItemError, ValueError):
+    """Not an image we read, damaged, or unreadable from disk."""
+
+
+class MediaTooLargeError(ItemError, ValueError):
+    """Over the limit of bytes or pixels."""
+
+
+class PoisonItemError(ItemError):
+    """The item was on two workers that died; it is not tried again."""
+
+
+class EncodeError(ItemError):
+    """The encoder failed on this item."""
+
+
+class DeadlineError(ItemError):
+    """The item's deadline passed before it ran."""
+
+
+class PoolError(EncoderPoolError):
+    """The pool, not the item, is the reason."""
+
+
+class PoolSaturatedError(PoolError):
+    """No worker has room; the message says when to come back."""
+
+
+class WorkerLostError(PoolError):
+    """Workers died and nobody is left to take the item."""
+
+
+class WorkerStartError(PoolError):
+    """A worker could not load, capture or answer its probe."""
+
+
+class PoolClosedError(PoolError):
+    """The pool is shut down or draining."""
+
+
+ERRORS: dict[str, type[EncoderPoolError]] = {
+    cls.__name__: cls
+    for cls in (
+        ConfigError,
+        WeightsError,
+        ItemError,
+        BadMediaError,
+        MediaTooLargeError,
+        PoisonItemError,
+        EncodeError,
+        DeadlineError,
+        PoolError,
+        PoolSaturatedError,
+        WorkerLostError,
+        WorkerStartError,
+        PoolClosedError,
+    )
+}
+"""Error types by name, for what crosses a process as (name, message)."""

@@ -1,0 +1,196 @@
+"""Captured graphs: static inputs, one recorded forward, static outputs; and the set of them that a worker holds.
+
+Two backends behave alike. `cuda` records a torch.cuda.CUDAGraph and replays it. `static` (CPU) keeps the same buffers,
+the same padding and the same output, and runs the forward at each replay, so that all but the recording is exercised
+without a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from encoder.adapters.base import EncoderAdapter, EncoderModel
+from encoder.arena import ArenaLayout
+from encoder.budgets import token_budgets
+from encoder.config import EncoderConfig
+from encoder.errors import ConfigError
+from encoder.packing import GraphView
+from encoder.types import AxisKeys, Capacity, GraphKey
+
+logger = logging.getLogger(__name__)
+
+MANY_GRAPHS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureReport:
+    """What capturing a graph set took."""
+
+    num_graphs: int
+    seconds: float
+    num_bytes: int  # device memory that the graphs, their inputs and outputs hold
+    failed: dict[GraphKey, str] = field(default_factory=dict)
+
+
+class Graph:
+    """One captured graph. The owner of the GPU writes its inputs, replays it, and copies its output out."""
+
+    def __init__(
+        self,
+        key: GraphKey,
+        capacity: Capacity,
+        adapter: EncoderAdapter,
+        model: EncoderModel,
+        device: torch.device,
+        pool: tuple[int, int] | None,
+    ) -> None:
+        """Allocate the inputs and, on CUDA, warm up and record. Device errors are the caller's to handle."""
+        self.key, self.capacity = key, capacity
+        self.layout = ArenaLayout.of(adapter.inputs(key.axis_keys, capacity))
+        self._model = model
+        # Zeros are valid everywhere: no rows, position 0. Never-written pad rows must not hold NaN.
+        self.block = torch.zeros(self.layout.num_bytes, dtype=torch.uint8, device=device)
+        self._inputs = self.layout.views(self.block)
+        self._cuda_graph: torch.cuda.CUDAGraph | None = None
+        model.reserve(capacity.longest)
+        if device.type == "cuda":
+            for _ in range(2):  # libraries choose algorithms and allocate workspaces on first use
+                self._forward()
+            torch.cuda.synchronize(device)
+            self._cuda_graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._cuda_graph, pool=pool):
+                self.output_TE = self._forward()
+        else:
+            self.output_TE = self._forward()
+        self.cost_ms = 0.0
+
+    def _forward(self) -> torch.Tensor:
+        return self._model.forward(self._inputs, self.key.axis_keys, self.capacity)
+
+    def replay(self) -> None:
+        """Run on the current stream over what the inputs hold; `output_TE` is valid until the next replay."""
+        if self._cuda_graph is not None:
+            self._cuda_graph.replay()
+        else:
+            self.output_TE = self._forward()
+
+    def view(self) -> GraphView:
+        """What others need to know of it."""
+        return GraphView(key=self.key, capacity=self.capacity, cost_ms=self.cost_ms)
+
+
+def graph_keys(
+    adapter: EncoderAdapter, config: EncoderConfig, encoder_id: str, device: str
+) -> list[GraphKey]:
+    """Every combination of axis keys and token budget that the configuration asks for, largest budget first.
+
+    Raises:
+        ConfigError: an axis without keys, no budget, a budget that holds no segment, or more segments a graph than
+            the smallest budget has tokens.
+    """
+    for axis in adapter.axes:
+        if not axis.keys:
+            raise ConfigError(
+                f"capture axis {axis.name!r} has no keys; name at least one, or set graphs: false"
+            )
+    keys: list[GraphKey] = []
+    for axis_keys in itertools.product(*(axis.keys for axis in adapter.axes)):
+        keys += [
+            GraphKey(encoder=encoder_id, path=adapter.path, axis_keys=axis_keys, token_budget=budget)
+            for budget in token_budgets(adapter, config, axis_keys, device)
+        ]
+    return sorted(keys, key=lambda key: key.token_budget, reverse=True)
+
+
+class GraphSet:
+    """The graphs that one worker holds."""
+
+    def __init__(self, adapter: EncoderAdapter, model: EncoderModel, device: torch.device) -> None:
+        self._adapter, self._model, self._device = adapter, model, device
+        self.graphs: dict[GraphKey, Graph] = {}
+        self.failed: dict[GraphKey, str] = {}
+        self._pool: tuple[int, int] | None = None
+
+    def capture(self, keys: Iterable[GraphKey]) -> CaptureReport:
+        """Capture the keys in the order given, largest first; one that fails is left out and the rest go on."""
+        wanted = list(keys)
+        if len(wanted) > MANY_GRAPHS:
+            logger.warning(
+                "capturing %d graphs; each holds memory of its own, consider fewer keys", len(wanted)
+            )
+        started_s, free_bytes = time.monotonic(), self._free_bytes()
+        if self._device.type == "cuda" and self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        for number, key in enumerate(wanted):
+            try:
+                # Largest first: later captures reuse the pool that the first one sized.
+                graph = Graph(
+                    key, self._adapter.capacity(key.axis_keys, key.token_budget),
+                    self._adapter, self._model, self._device, self._pool,
+                )  # fmt: skip
+                graph.cost_ms = self._measure_ms(graph)
+            except (RuntimeError, torch.OutOfMemoryError) as error:
+                self.failed[key] = f"{type(error).__name__}: {error}"
+                logger.exception("could not capture %s; items that need it run eagerly", key)
+                self._clear_cache()
+                continue
+            self.graphs[key] = graph
+            if number == 0 and len(wanted) > MANY_GRAPHS:
+                held = free_bytes - self._free_bytes()
+                logger.warning("the first of %d graphs took %.2f GiB", len(wanted), held / 2**30)
+        self._clear_cache()
+        report = CaptureReport(
+            num_graphs=len(self.graphs),
+            seconds=time.monotonic() - started_s,
+            num_bytes=max(0, free_bytes - self._free_bytes()),
+            failed=dict(self.failed),
+        )
+        logger.info(
+            "captured %d graphs in %.1f s, %.2f GiB, %.2f GiB left",
+            report.num_graphs, report.seconds, report.num_bytes / 2**30, self._free_bytes() / 2**30,
+        )  # fmt: skip
+        return report
+
+    def drop(self, key: GraphKey) -> None:
+        """Release one graph; its memory returns once no other graph shares its part of the pool."""
+        del self.graphs[key]
+        self._clear_cache()
+
+    def failed_axis_keys(self) -> set[AxisKeys]:
+        """Axis keys of which a capture failed."""
+        return {key.axis_keys for key in self.failed}
+
+    def _measure_ms(self, graph: Graph, repeats: int = 3) -> float:
+        """Median time of a replay."""
+        if self._device.type != "cuda":
+            started_s = time.perf_counter()
+            graph.replay()
+            return (time.perf_counter() - started_s) * 1e3
+        times = []
+        for _ in range(repeats):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        return statistics.median(times)
+
+    def _free_bytes(self) -> int:
+        if self._device.type != "cuda":
+            return 0
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        return free_bytes
+
+    def _clear_cache(self) -> None:
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,132 @@
+"""Which pending segments form the next replay, and of which graph. Pure functions, free of torch.
+
+Segments are grouped by the tightest captured axis keys that hold them and never promoted to looser ones; the oldest
+segment's group goes first. Within a group the budget with the least cost per useful patch wins. A segment that no
+graph holds runs eagerly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from encoder.types import AxisKeys, Capacity, GraphKey, Grid, MissReason, SegmentShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphView:
+    """What others need to know of a captured graph."""
+
+    key: GraphKey
+    capacity: Capacity
+    cost_ms: float  # one replay, measured; hardly depends on how full it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Segments to run together: indices into what was pending, and the graph that takes them."""
+
+    key: GraphKey | None  # None: eagerly
+    taken: tuple[int, ...]
+    reason: MissReason | None = None  # why it runs eagerly
+
+
+def take(shapes: Sequence[SegmentShape], capacity: Capacity) -> tuple[int, ...]:
+    """Indices of the segments that fit together, oldest first; later ones fill what an earlier one leaves over."""
+    taken = []
+    patches, segments, tokens = capacity.patches, capacity.segments, capacity.tokens
+    for index, shape in enumerate(shapes):
+        if segments == 0:
+            break
+        if (
+            shape.num_patches <= patches
+            and shape.num_tokens <= tokens
+            and shape.num_patches <= capacity.longest
+        ):
+            taken.append(index)
+            patches -= shape.num_patches
+            tokens -= shape.num_tokens
+            segments -= 1
+    return tuple(taken)
+
+
+class GraphTable:
+    """The graphs a worker holds, looked up by grid."""
+
+    def __init__(
+        self,
+        views: Iterable[GraphView],
+        axis_choices: Callable[[Grid], list[AxisKeys]],
+        measure: Callable[[Grid], SegmentShape],
+        missing: Mapping[AxisKeys, MissReason] | None = None,
+    ) -> None:
+        """`missing` tells why axis keys that were asked for have no graph."""
+        self._axis_choices = axis_choices
+        self._measure = measure
+        self._missing = dict(missing or {})
+        self.ladders: dict[AxisKeys, list[GraphView]] = defaultdict(list)
+        for view in sorted(views, key=lambda view: view.key.token_budget):
+            self.ladders[view.key.axis_keys].append(view)
+        self._homes: dict[Grid, tuple[AxisKeys | None, MissReason | None]] = {}
+
+    @cached_property
+    def views(self) -> tuple[GraphView, ...]:
+        """Every graph, by axis keys and budget."""
+        return tuple(view for ladder in self.ladders.values() for view in ladder)
+
+    def home(self, grid: Grid) -> tuple[AxisKeys | None, MissReason | None]:
+        """The tightest axis keys with a graph that holds this grid, or None and the reason."""
+        if grid not in self._homes:
+            if len(self._homes) > 65_536:
+                self._homes.clear()
+            self._homes[grid] = self._find_home(grid)
+        return self._homes[grid]
+
+    def _find_home(self, grid: Grid) -> tuple[AxisKeys | None, MissReason | None]:
+        shape = self._measure(grid)
+        choices = self._axis_choices(grid)
+        for keys in choices:
+            if any(view.capacity.admits(shape) for view in self.ladders.get(keys, ())):
+                return keys, None
+        failed = next((self._missing[keys] for keys in choices if keys in self._missing), None)
+        if failed is not None:
+            return None, failed
+        if not self.ladders:
+            return None, MissReason.GRAPHS_OFF
+        return None, MissReason.TOO_LARGE if choices else MissReason.NO_AXIS_KEY
+
+
+def plan_replay(
+    pending: Sequence[SegmentShape], table: GraphTable, *, eager_patches: int, look_ahead: int = 256
+) -> Replay:
+    """Choose the next replay for `pending`, oldest first; at least the oldest segment is in it.
+
+    Args:
+        eager_patches: patches that one eager run may join; a longer segment runs alone.
+        look_ahead: how many pending segments are considered.
+    """
+    window = pending[:look_ahead]
+    keys, reason = table.home(window[0].grid)
+    group = [index for index, shape in enumerate(window) if table.home(shape.grid) == (keys, reason)]
+    shapes = [window[index] for index in group]
+    if keys is None:
+        room = Capacity(
+            patches=max(eager_patches, shapes[0].num_patches),
+            segments=len(shapes),
+            tokens=sum(shape.num_tokens for shape in shapes),
+            longest=max(eager_patches, shapes[0].num_patches),
+        )
+        return Replay(key=None, taken=tuple(group[index] for index in take(shapes, room)), reason=reason)
+
+    best: tuple[float, GraphKey, tuple[int, ...]] | None = None
+    for view in table.ladders[keys]:
+        if not view.capacity.admits(shapes[0]):
+            continue
+        taken = take(shapes, view.capacity)
+        cost = view.cost_ms / sum(shapes[index].num_patches for index in taken)
+        if best is None or cost < best[0]:
+            best = (cost, view.key, taken)
+    assert best is not None, "home() only names axis keys whose graphs admit the grid"
+    return Replay(key=best[1], taken=tuple(group[index] for index in best[2]))

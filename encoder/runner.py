@@ -1,0 +1,234 @@
+"""`EncoderRunner`: segments in, tokens out, by replay or eagerly. One thread owns it.
+
+On CUDA a launch passes through three streams: its inputs are copied in while the launch before it computes, and its
+output is copied out while the next one computes. A ring of pinned host buffers makes those copies asynchronous.
+"""
+
+# Shapes: T output rows of a run, E width of a token.
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from encoder.adapters.base import EncoderAdapter, EncoderModel, Segment
+from encoder.adapters.registry import resolve_model
+from encoder.arena import ArenaLayout
+from encoder.attention import capturable, choose_backend
+from encoder.config import EncoderConfig
+from encoder.graphs import CaptureReport, GraphSet, graph_keys
+from encoder.packing import GraphTable, GraphView, Replay, plan_replay
+from encoder.staging import Slot, StagingRing
+from encoder.types import AxisKeys, Capacity, GraphKey, MissReason, SegmentShape
+from encoder.weights import load_tensors, random_tensors
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RunnerStats:
+    """Counts since the start."""
+
+    replays: Counter[GraphKey] = field(default_factory=Counter)
+    eager_runs: int = 0
+    hits: int = 0  # segments that a graph served
+    misses: Counter[MissReason] = field(default_factory=Counter)  # segments that ran eagerly
+    useful_patches: int = 0  # of replays
+    replayed_patches: int = 0  # rows that those replays ran
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of segments that a graph served."""
+        total = self.hits + self.misses.total()
+        return self.hits / total if total else 0.0
+
+    @property
+    def fill(self) -> float:
+        """Useful rows of replays over rows run."""
+        return self.useful_patches / self.replayed_patches if self.replayed_patches else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Launch:
+    """A run under way; `EncoderRunner.finish` ends it."""
+
+    replay: Replay
+    token_counts: list[int]
+    slot: Slot
+    started_s: float
+    elapsed_ms: float = 0.0  # device time; set by `finish`
+
+
+class EncoderRunner:
+    """Holds one encoder and its graphs on one device. Every call comes from the same thread."""
+
+    def __init__(
+        self,
+        adapter: EncoderAdapter,
+        model: EncoderModel,
+        config: EncoderConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.adapter, self.config, self.device, self.dtype = adapter, config, device, dtype
+        self.encoder_id = f"{adapter.encoder}@{str(dtype).removeprefix('torch.')}"
+        self.stats = RunnerStats()
+        self._model = model
+        self._graphs = GraphSet(adapter, model, device)
+        self._ring = StagingRing(device, num_slots=3)
+        self._update_table()
+
+    @classmethod
+    def from_config(cls, config: EncoderConfig, device: str) -> EncoderRunner:
+        """Load the weights onto `device` ("cpu", "cuda:0"); `capture` comes after it.
+
+        Raises:
+            ConfigError: a model, layout or backend that cannot work.
+            WeightsError: the checkpoint lacks tensors or has others.
+        """
+        target = torch.device(device)
+        dtype = resolve_dtype(config.dtype, target)
+        source = resolve_model(config.model)
+        adapter = source.family.make(source.config, source.name, config)
+        backend = choose_backend(config.attention, target, dtype)
+        shapes = adapter.weight_shapes()
+        weights = (
+            random_tensors(shapes, config.seed)
+            if source.snapshot is None
+            else load_tensors(source.snapshot, shapes)
+        )
+        with torch.inference_mode():
+            model = adapter.build(weights, target, dtype, backend)
+        return cls(adapter, model, config, target, dtype)
+
+    @torch.inference_mode()
+    def capture(self, keys: Sequence[GraphKey] | None = None) -> CaptureReport:
+        """Capture the configured graph set, or the given keys on top of what is held.
+
+        Raises:
+            ConfigError: see `graph_keys`.
+        """
+        if keys is None:
+            keys = (
+                graph_keys(self.adapter, self.config, self.encoder_id, self.device.type)
+                if self._captures()
+                else []
+            )
+        report = self._graphs.capture(keys)
+        self._update_table()
+        return report
+
+    def _captures(self) -> bool:
+        backend = choose_backend(self.config.attention, self.device, self.dtype)
+        if self.config.graphs and not capturable(backend, self.device):
+            logger.warning("attention backend %r cannot be captured: everything runs eagerly", backend)
+            return False
+        return self.config.graphs
+
+    def drop(self, key: GraphKey) -> None:
+        """Release a graph; its segments go to the next larger one, or run eagerly."""
+        self._graphs.drop(key)
+        self._update_table()
+
+    def _update_table(self) -> None:
+        missing: dict[AxisKeys, MissReason] = dict.fromkeys(
+            self._graphs.failed_axis_keys(), MissReason.CAPTURE_FAILED
+        )
+        self._table = GraphTable(self.graph_views(), self.adapter.axis_choices, self.adapter.measure, missing)
+
+    def graph_views(self) -> tuple[GraphView, ...]:
+        """The graphs held, with their measured costs."""
+        return tuple(graph.view() for graph in self._graphs.graphs.values())
+
+    def plan(self, pending: Sequence[SegmentShape]) -> Replay:
+        """Which of the pending segments, oldest first, form the next replay."""
+        return plan_replay(pending, self._table, eager_patches=self.config.eager_patches)
+
+    @torch.inference_mode()
+    def submit(self, segments: Sequence[Segment], replay: Replay) -> Launch:
+        """Start a run of these segments (those that `replay.taken` chose) and return before it ends.
+
+        At most two launches may be under way; finish the older one first.
+        """
+        shapes = [segment.shape for segment in segments]
+        if replay.key is None:
+            axis_keys, capacity = self.adapter.exact(shapes)
+            layout = ArenaLayout.of(self.adapter.inputs(axis_keys, capacity))
+            self._model.reserve(capacity.longest)
+        else:
+            graph = self._graphs.graphs[replay.key]
+            axis_keys, capacity, layout = graph.key.axis_keys, graph.capacity, graph.layout
+        num_tokens = sum(shape.num_tokens for shape in shapes)
+        slot = self._ring.acquire(
+            layout.num_bytes, num_tokens * self.adapter.hidden_size * self.dtype.itemsize
+        )
+        rows = self.adapter.fill(layout.arrays(slot.host_in), segments, axis_keys, capacity)
+        used_bytes = layout.used_bytes(rows)
+        launch = Launch(
+            replay=replay,
+            token_counts=[shape.num_tokens for shape in shapes],
+            slot=slot,
+            started_s=time.perf_counter(),
+        )
+        with self._ring.computing(slot, used_bytes):
+            if replay.key is None:
+                block = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)
+                block[:used_bytes].copy_(slot.device_in[:used_bytes])
+                output_TE = self._model.forward(layout.views(block), axis_keys, capacity)
+            else:
+                graph.block[:used_bytes].copy_(slot.device_in[:used_bytes])
+                graph.replay()
+                output_TE = graph.output_TE
+            slot.keep(output_TE[:num_tokens])
+        self._count(replay, shapes, capacity)
+        return launch
+
+    def _count(self, replay: Replay, shapes: Sequence[SegmentShape], capacity: Capacity) -> None:
+        if replay.key is None:
+            self.stats.eager_runs += 1
+            self.stats.misses[replay.reason or MissReason.GRAPHS_OFF] += len(shapes)
+            logger.debug("%s: %d segments ran eagerly", replay.reason, len(shapes))
+        else:
+            self.stats.replays[replay.key] += 1
+            self.stats.hits += len(shapes)
+            self.stats.useful_patches += sum(shape.num_patches for shape in shapes)
+            self.stats.replayed_patches += capacity.patches
+
+    @torch.inference_mode()
+    def finish(self, launch: Launch) -> list[torch.Tensor]:
+        """Wait for a launch; one CPU tensor `[num_tokens, E]` a segment, which nothing overwrites."""
+        num_rows = sum(launch.token_counts)
+        out_TE = launch.slot.wait(self.dtype, (num_rows, self.adapter.hidden_size))
+        launch.elapsed_ms = launch.slot.elapsed_ms()
+        self._ring.release(launch.slot)
+        return list(out_TE.split(launch.token_counts))
+
+    def encode(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+        """Every segment's tokens, in order: plan, submit and finish until all are done."""
+        results: list[torch.Tensor | None] = [None] * len(segments)
+        waiting = list(range(len(segments)))
+        under_way: list[tuple[Launch, list[int]]] = []
+        while waiting or under_way:
+            if waiting and len(under_way) < 2:
+                replay = self.plan([segments[index].shape for index in waiting])
+                chosen = [waiting[index] for index in replay.taken]
+                waiting = [index for index in waiting if index not in set(chosen)]
+                under_way.append((self.submit([segments[index] for index in chosen], replay), chosen))
+                continue
+            launch, chosen = under_way.pop(0)
+            for index, tokens in zip(chosen, self.finish(launch), strict=True):
+                results[index] = tokens
+        return [tokens for tokens in results if tokens is not None]
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that `auto` means: bfloat16 on a GPU, float32 on a CPU."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -1,0 +1,1 @@
+"""What computes: our fused packed blocks and the heads that follow them."""

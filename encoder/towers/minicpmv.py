@@ -1,0 +1,76 @@
+"""MiniCPM-V's tower and resampler over packed slices or dense rectangles of slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from encoder.attention import (
+    choose_backend,
+    cross_attention,
+    dense_cross_attention,
+    dense_self_attention,
+    self_attention,
+)
+from encoder.towers.resampler import Resampler
+from encoder.towers.siglip import SiglipTower
+from encoder.types import AxisKeys, Capacity
+
+if TYPE_CHECKING:
+    from encoder.adapters.minicpmv import MiniCPMV
+
+
+class MiniCPMVModel:
+    """Implements `EncoderModel`."""
+
+    def __init__(
+        self,
+        adapter: MiniCPMV,
+        weights: Mapping[str, Tensor],
+        rectangles: Mapping[str, tuple[int, int, bool]],
+        device: torch.device,
+        dtype: torch.dtype,
+        backend: str,
+    ) -> None:
+        """`rectangles` maps a layout key to (rows, columns, exact)."""
+        self.tower = SiglipTower(adapter, weights, device, dtype)
+        self.resampler = Resampler(weights, device, dtype)
+        self.backend = backend
+        self._rectangles = rectangles
+
+    def reserve(self, longest: int) -> None:
+        """Grow the resampler's tables to the coordinates of such segments."""
+        self.resampler.reserve(longest)
+
+    def forward(self, inputs: Mapping[str, Tensor], axis_keys: AxisKeys, capacity: Capacity) -> Tensor:
+        """Tokens `[segments * Q, E]`."""
+        cu_seqlens = inputs["cu_seqlens"]
+        tower, resampler = self.tower, self.resampler
+        rectangle = self._rectangles.get(str(axis_keys[0]))
+        if rectangle is None:
+            attend = self_attention(
+                self.backend, cu_seqlens, tower.num_heads, tower.head_width, capacity.longest
+            )
+            cross = partial(
+                cross_attention,
+                self.backend,
+                cu_seqlens=cu_seqlens,
+                num_heads=resampler.num_heads,
+                longest=capacity.longest,
+            )
+        else:
+            exact = rectangle[2]
+            lengths = None if exact else cu_seqlens.diff()
+            attend = dense_self_attention(capacity.segments, tower.num_heads, lengths)
+            cross = partial(
+                dense_cross_attention,
+                num_segments=capacity.segments,
+                num_heads=resampler.num_heads,
+                lengths=lengths,
+            )
+        features_PD = tower.forward(inputs["pixels"], inputs["position_ids"], attend)
+        return resampler.forward(features_PD, inputs["rows"], inputs["columns"], cross)

@@ -1,0 +1,118 @@
+"""The SigLIP-shaped tower of MiniCPM-V, under its released names `vpm.*`."""
+
+# Shapes: P patches, C numbers of a patch, D model width.
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from encoder.attention import SelfAttention
+from encoder.kernels.elementwise import patches_to_pixels
+from encoder.towers.packed_vit import Block, Norm, run_blocks
+
+ALIGNED = 8
+"""Patch rows are padded to a multiple of this many numbers, so that GEMMs read whole 16-byte words."""
+
+
+class SiglipSizes(Protocol):
+    """What of an adapter the tower reads."""
+
+    width: int
+    mlp_width: int
+    num_layers: int
+    num_heads: int
+    patch_size: int
+    table_side: int
+    drop_last_layer: bool
+    layer_norm_eps: float
+
+
+def siglip_weight_shapes(sizes: SiglipSizes) -> dict[str, tuple[int, ...]]:
+    """Released names and shapes, every stored layer included."""
+    width, mlp = sizes.width, sizes.mlp_width
+    shapes: dict[str, tuple[int, ...]] = {
+        "vpm.embeddings.patch_embedding.weight": (width, 3, sizes.patch_size, sizes.patch_size),
+        "vpm.embeddings.patch_embedding.bias": (width,),
+        "vpm.embeddings.position_embedding.weight": (sizes.table_side**2, width),
+        "vpm.post_layernorm.weight": (width,),
+        "vpm.post_layernorm.bias": (width,),
+    }
+    for index in range(sizes.num_layers):
+        layer = f"vpm.encoder.layers.{index}"
+        for norm in ("layer_norm1", "layer_norm2"):
+            shapes |= {f"{layer}.{norm}.weight": (width,), f"{layer}.{norm}.bias": (width,)}
+        linears = {f"self_attn.{name}_proj": (width, width) for name in ("q", "k", "v", "out")}
+        linears |= {"mlp.fc1": (mlp, width), "mlp.fc2": (width, mlp)}
+        for name, shape in linears.items():
+            shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
+    return shapes
+
+
+class SiglipTower:
+    """Patches to features, on one device and in one dtype."""
+
+    def __init__(
+        self, sizes: SiglipSizes, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.num_heads, self.head_width = sizes.num_heads, sizes.width // sizes.num_heads
+        self.eps = sizes.layer_norm_eps
+
+        def put(*names: str) -> Tensor:
+            return torch.cat([weights[name] for name in names]).to(device, dtype)
+
+        def norm(name: str) -> Norm:
+            return Norm(weight=put(f"{name}.weight"), bias=put(f"{name}.bias"))
+
+        self.patch_weight, self.patch_bias = (
+            tensor.to(device, dtype)
+            for tensor in fold_pixels(
+                weights["vpm.embeddings.patch_embedding.weight"],
+                weights["vpm.embeddings.patch_embedding.bias"],
+            )
+        )
+        self.positions = put("vpm.embeddings.position_embedding.weight")
+        self.post_norm = norm("vpm.post_layernorm")
+        self.blocks = [
+            Block(
+                norm1=norm(f"{layer}.layer_norm1"),
+                qkv_weight=put(*(f"{layer}.self_attn.{name}_proj.weight" for name in "qkv")),
+                qkv_bias=put(*(f"{layer}.self_attn.{name}_proj.bias" for name in "qkv")),
+                out_weight=put(f"{layer}.self_attn.out_proj.weight"),
+                out_bias=put(f"{layer}.self_attn.out_proj.bias"),
+                norm2=norm(f"{layer}.layer_norm2"),
+                fc1_weight=put(f"{layer}.mlp.fc1.weight"),
+                fc1_bias=put(f"{layer}.mlp.fc1.bias"),
+                fc2_weight=put(f"{layer}.mlp.fc2.weight"),
+                fc2_bias=put(f"{layer}.mlp.fc2.bias"),
+            )
+            for layer in map("vpm.encoder.layers.{}".format, range(sizes.num_layers - sizes.drop_last_layer))
+        ]
+
+    def forward(self, pixels_PC: Tensor, position_ids_P: Tensor, attend: SelfAttention) -> Tensor:
+        """uint8 patch rows in the order (y, x, channel) to features `[P, D]`."""
+        x_PC = patches_to_pixels(pixels_PC, width=self.patch_weight.shape[1], dtype=self.patch_weight.dtype)
+        x_PD = F.linear(x_PC, self.patch_weight, self.patch_bias)
+        return run_blocks(x_PD, self.positions, position_ids_P, self.blocks, self.post_norm, self.eps, attend)
+
+
+def fold_pixels(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Fold the normalisation of pixels into the patch embedding.
+
+    With v in 0..255, (v / 255 - 0.5) / 0.5 = (v - 128) * 2/255 + 1/255. The integers v - 128 are exact in bfloat16,
+    which the normalised pixels are not; float64 keeps the folded weights as exact as the stored ones.
+
+    Args:
+        weight: `[D, 3, side, side]` as released.
+
+    Returns:
+        Weight `[D, C]` for rows (y, x, channel) of v - 128, C padded with zeros to whole words; bias `[D]`.
+    """
+    weight_DC = weight.double().permute(0, 2, 3, 1).flatten(1)
+    bias = bias.double() + weight_DC.sum(1) / 255
+    padding = -weight_DC.shape[1] % ALIGNED
+    return F.pad(weight_DC * (2 / 255), (0, padding)), bias

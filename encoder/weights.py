@@ -1,0 +1,109 @@
+"""Tensors of an encoder: from a released-layout snapshot, or seeded random; and writing such a snapshot."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from encoder.errors import WeightsError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MAX_SHARD_BYTES = 2 * 2**30
+
+
+def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Read the named tensors, opening only the shards that hold them.
+
+    Raises:
+        WeightsError: names the tensors that are missing or of another shape, or the file that can't be read.
+    """
+    shard_of = _shards(snapshot, shapes)
+    missing = sorted(shapes.keys() - shard_of.keys())
+    if missing:
+        raise WeightsError(f"{snapshot}: {len(missing)} tensors are missing: {_some(missing)}")
+    tensors: dict[str, torch.Tensor] = {}
+    misshapen = []
+    for shard in sorted(set(shard_of.values())):
+        try:
+            with safe_open(snapshot / shard, framework="pt") as file:
+                for name in (name for name, home in shard_of.items() if home == shard):
+                    stored = tuple(file.get_slice(name).get_shape())
+                    if stored != shapes[name]:
+                        misshapen.append(f"{name} is {list(stored)}, not {list(shapes[name])}")
+                    else:
+                        tensors[name] = file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"{snapshot / shard}: {error}") from error
+    if misshapen:
+        raise WeightsError(f"{snapshot}: {len(misshapen)} tensors have another shape: {_some(misshapen)}")
+    return tensors
+
+
+def _shards(snapshot: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """File name of the shard that holds each wanted tensor, as far as it is there."""
+    index = snapshot / INDEX
+    try:
+        if index.is_file():
+            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            return {name: weight_map[name] for name in wanted if name in weight_map}
+        with safe_open(snapshot / SINGLE, framework="pt") as file:
+            return {name: SINGLE for name in file.keys() if name in wanted}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise WeightsError(f"{snapshot} holds neither {INDEX} nor {SINGLE}") from None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise WeightsError(f"{snapshot}: unreadable list of tensors: {error!r}") from error
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest
+
+
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:
+    """Seeded float32 weights of sensible sizes. A tensor depends on its name and the seed, not on the others."""
+    with ThreadPoolExecutor() as threads:
+        tensors = threads.map(lambda named: _random_tensor(*named, seed), shapes.items())
+        return dict(zip(shapes, tensors, strict=True))
+
+
+def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+    values = torch.randn(shape, generator=generator)
+    if len(shape) > 1:
+        fan_in = torch.Size(shape[1:]).numel()
+        return values.mul_(1.0 if "position" in name or name.endswith("query") else fan_in**-0.5)
+    return values.mul_(0.1).add_(1.0 if name.endswith("weight") else 0.0)
+
+
+def write_snapshot(
+    directory: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+) -> None:
+    """Write `config.json`, shards and their index as released checkpoints have them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    used = total = 0
+    for name, tensor in tensors.items():
+        stored = tensor.to(dtype).contiguous()
+        if shards[-1] and used + stored.nbytes > MAX_SHARD_BYTES:
+            shards.append({})
+            used = 0
+        shards[-1][name] = stored
+        used += stored.nbytes
+        total += stored.nbytes
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2))
+    (directory / "config.json").write_text(json.dumps(dict(config), indent=2))
