@@ -1,6 +1,6 @@
 """Bytes to pixels: the header of an image, its limits, and an upright RGB picture of it.
 
-Colours are taken as sRGB: embedded profiles are not applied, as in the reference preprocessing of vision models.
+Colours are taken as sRGB: embedded profiles are not applied, as vision models apply none in their own code.
 Orientation is EXIF's. Files with several frames or pages give the first.
 """
 
@@ -53,9 +53,7 @@ def probe_header(data: bytes, *, max_pixels: int, max_bytes: int) -> MediaHeader
     note = None
     if header.num_frames > 1:
         note = f"first of {header.num_frames} {'pages' if header.format == 'TIFF' else 'frames'}"
-    return MediaHeader(
-        width=width, height=height, format=header.format, num_frames=header.num_frames, note=note
-    )
+    return MediaHeader(width=width, height=height, format=header.format, num_frames=header.num_frames, note=note)
 
 
 def decode_image(data: bytes, *, max_pixels: int, max_bytes: int) -> Image.Image:
@@ -92,8 +90,7 @@ def decode_image(data: bytes, *, max_pixels: int, max_bytes: int) -> Image.Image
 def _checked_header(data: bytes, max_pixels: int, max_bytes: int) -> StoredHeader:
     if len(data) > max_bytes:
         raise MediaTooLargeError(
-            f"image file has {len(data)} bytes, the limit is {max_bytes}; "
-            f"send it smaller or raise encoder.max_bytes"
+            f"image file has {len(data)} bytes, the limit is {max_bytes}; send it smaller or raise encoder.max_bytes"
         )
     try:
         header = read_header(data)
@@ -119,6 +116,7 @@ _OTHER_KINDS: tuple[tuple[bytes, str], ...] = (
     (b"8BPS", "a Photoshop document"),
     (b"PK\x03\x04", "a ZIP archive"),
     (b"\x1f\x8b", "a gzip archive"),
+    (b"MM\x00+", "a big-endian BigTIFF image"),
     (b"\x00\x00\x01\x00", "an ICO icon"),
     (b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 image"),
     (b"\x00\x00\x00\x0cJXL ", "a JPEG XL image"),
@@ -166,8 +164,8 @@ def _reason(failure: Exception) -> str:
 
 # --- decoding ---
 
-# The plugins themselves rather than Image.open: no guessing among formats, no second look at the pixel count, and
-# for JPEG no search for further pictures behind the first.
+# The plugins themselves rather than Image.open: no guessing among formats, no second look at the pixel count,
+# and for JPEG no search for further pictures behind the first.
 _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "JPEG": JpegImageFile,
     "PNG": PngImageFile,
@@ -187,11 +185,21 @@ def _load(data: bytes, header: StoredHeader) -> Image.Image:
             stack.enter_context(_warnings_lock)
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        image = _PLUGINS[header.format](BytesIO(data))
+        image = _PLUGINS[header.format](BytesIO(_without_exif(data, header)))
         if header.format == "TIFF":
             image.info.pop("xmp", None)  # Pillow would turn by XMP what has no orientation tag
         image.load()
     return image
+
+
+def _without_exif(data: bytes, header: StoredHeader) -> bytes:
+    """Hide the EXIF blocks of a JPEG: Pillow would read all of them for a resolution, slowly, and warn of damage."""
+    if not header.exif_at:
+        return data
+    hidden = bytearray(data)
+    for position in header.exif_at:
+        hidden[position : position + 4] = b"exif"
+    return bytes(hidden)
 
 
 def _to_rgb(image: Image.Image, header: StoredHeader) -> Image.Image:
@@ -200,8 +208,7 @@ def _to_rgb(image: Image.Image, header: StoredHeader) -> Image.Image:
     if image.mode in ("I", "F"):
         kind = "floating-point" if image.mode == "F" else "signed or 32-bit"
         raise BadMediaError(
-            f"{_name(header)} has {kind} samples, which name no black and white; "
-            f"save it with 8 or 16 bits a sample"
+            f"{_name(header)} has {kind} samples, which name no black and white; save it with 8 or 16 bits a sample"
         )
     if image.mode in ("LAB", "HSV"):
         raise BadMediaError(f"{_name(header)} is in {image.mode} colours; save it as RGB")
@@ -229,7 +236,7 @@ def _grey_to_rgb(samples: np.ndarray, header: StoredHeader) -> Image.Image:
 
 
 def _colour_key_on_white(image: Image.Image, header: StoredHeader) -> Image.Image:
-    """A PNG in which one colour is transparent. Pillow keeps the high byte of 16 bits, so that is compared."""
+    """A PNG in which one colour is transparent; of 16 bits Pillow keeps the high byte, so it is compared."""
     assert header.transparent is not None
     pixels = np.array(image.convert("RGB"))
     key = [value >> max(header.sample_bits - 8, 0) for value in header.transparent]
