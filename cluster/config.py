@@ -78,9 +78,7 @@ def load_config(path: str | Path) -> PoolConfig:
 def parse_config(data: object, *, source: str) -> PoolConfig:
     """Check a configuration of plain maps and lists; `source` begins the message of the ConfigError."""
     if not isinstance(data, Mapping):
-        raise ConfigError(
-            f"{source}: a configuration is a map of keys such as 'num_workers: 2', got {_kind(data)}"
-        )
+        raise ConfigError(f"{source}: a configuration is a map of keys such as 'num_workers: 2', got {_kind(data)}")
     try:
         return PoolConfig.model_validate(data)
     except ValidationError as error:

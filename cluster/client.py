@@ -1,0 +1,139 @@
+"""The Python API of encoding: sources in, outcomes out in the same order, whatever happens to workers on the way.
+
+`Client` serves one pool and holds what its streams share; each `encode_many` runs a `Stream` of its own (stream.py).
+"""
+
+# Shapes: T rows of an item, E width of a token.
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cluster.config import PoolConfig
+from cluster.transport import Transport
+from encoder.adapters.base import EncoderAdapter
+from encoder.errors import BadMediaError, EncoderPoolError, MediaTooLargeError, PoisonItemError, PoolClosedError
+from encoder.media import MediaHeader, probe_header
+from encoder.types import ItemShape
+
+if TYPE_CHECKING:
+    import torch
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+"""A path, or the encoded bytes themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Embedding:
+    """What the encoder made of one item."""
+
+    tokens: torch.Tensor  # [num_tokens, hidden], on the CPU, with memory of its own
+    shape: ItemShape
+    graphs: tuple[str, ...]  # graphs that its segments ran in
+    misses: tuple[str, ...]  # why segments of it ran eagerly, if any did
+    timings: dict[str, float]  # milliseconds: decode, wait, replay at the worker; call, total at the client
+    note: str | None  # about the media, such as "first of 12 frames"
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """One source's end: an embedding or an error."""
+
+    source: Source
+    embedding: Embedding | None
+    error: EncoderPoolError | None
+
+
+class Client:
+    """Encodes through a pool. Any number of threads may encode at once."""
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        adapter: EncoderAdapter,
+        transport: Transport,
+        *,
+        num_workers: Callable[[], int],
+    ) -> None:
+        self.config = config
+        self.adapter = adapter
+        self.transport = transport
+        self.num_workers = num_workers
+        self.closed = False
+        self._poison: set[bytes] = set()  # digests of items that were on too many dying workers
+
+    def encode(self, source: Source, *, timeout_s: float | None = None) -> Embedding:
+        """Encode one image. Raises its typed error."""
+        (outcome,) = self.encode_many([source], timeout_s=timeout_s)
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.embedding is not None
+        return outcome.embedding
+
+    def encode_many(self, sources: Iterable[Source], *, timeout_s: float | None = None) -> Iterator[Outcome]:
+        """Encode images as they come and hand out the outcomes in the same order.
+
+        Work goes on while the caller asks for outcomes; at most `max_in_flight_items` are read ahead. A source that
+        fails is an outcome with an error; only a closed pool raises. Closing the iterator early drops what is queued.
+
+        Args:
+            timeout_s: deadline of each item, from the moment it is read.
+        """
+        from cluster.stream import Stream
+
+        if self.closed:
+            raise PoolClosedError("the pool is closed")
+        stream = Stream(self, sources, timeout_s=timeout_s)
+        try:
+            yield from stream.outcomes()
+        finally:
+            stream.close()
+
+    def read(self, source: Source) -> tuple[np.ndarray, MediaHeader, ItemShape]:
+        """Load a source once and probe its header. Raises BadMediaError, MediaTooLargeError or PoisonItemError."""
+        limits = self.config.worker.encoder
+        data = read_source(source, limits.max_bytes)
+        header = probe_header(data, max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
+        encoded = np.frombuffer(data, dtype=np.uint8)
+        if self._poison and digest(encoded) in self._poison:
+            raise PoisonItemError(f"item {digest(encoded).hex()} is quarantined: workers died of it before")
+        return encoded, header, self.adapter.probe(header)
+
+    def quarantine(self, encoded: np.ndarray) -> str:
+        """Refuse this content from now on; returns its digest."""
+        self._poison.add(digest(encoded))
+        return digest(encoded).hex()
+
+
+def read_source(source: Source, max_bytes: int) -> bytes:
+    """The encoded bytes of a path, or those given. A file over the limit is refused unread."""
+    if isinstance(source, bytes):
+        return source
+    if isinstance(source, bytearray | memoryview):
+        return bytes(source)
+    path = Path(source)
+    try:
+        num_bytes = path.stat().st_size
+        if num_bytes > max_bytes:
+            raise MediaTooLargeError(
+                f"{path} has {num_bytes} bytes, the limit is {max_bytes}; send it smaller or raise encoder.max_bytes"
+            )
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        if isinstance(error, MediaTooLargeError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadMediaError(f"{path} cannot be read: {reason}") from error
+
+
+def digest(encoded: np.ndarray) -> bytes:
+    """Identity of an item's content."""
+    return hashlib.blake2b(encoded.data, digest_size=16).digest()

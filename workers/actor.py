@@ -1,0 +1,119 @@
+"""`EncoderWorker` as a Ray actor: process settings, concurrency groups, reports to the router. No logic of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from workers.config import WorkerConfig
+from workers.messages import Beat, EncodeBatch, EncodeResult, WorkerReport, WorkerState
+
+logger = logging.getLogger(__name__)
+
+GATHER_S = 0.005  # how long a report waits for more settled leases to carry
+ROUTER_TIMEOUT_S = 10.0
+
+
+class EncoderWorkerActor:
+    """Registers with the router once it can encode, or cannot; beats from then on. Restarted, it does so again."""
+
+    def __init__(self, worker_id: str, config: WorkerConfig, router: Any) -> None:
+        """`router` is the handle of a `cluster.router.RouterActor`."""
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        if config.device == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
+        import torch  # not at the top: Ray imports this module before the line above
+
+        from workers.worker import EncoderWorker
+
+        if config.torch_threads is not None:
+            torch.set_num_threads(config.torch_threads)
+        self._router = router
+        self._interval_s = config.report_interval_s
+        self._settled: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._worker = EncoderWorker(config, worker_id, on_settled=self._settled.put)
+        self._worker.start()
+        threading.Thread(target=self._report_for_ever, name="reporter", daemon=True).start()
+
+    @ray.method(concurrency_group="encode")
+    def encode(self, batch: EncodeBatch) -> EncodeResult:
+        """See `EncoderWorker.encode`."""
+        return self._worker.encode(batch)
+
+    @ray.method(concurrency_group="ctl")
+    def cancel(self, call_id: str) -> None:
+        """See `EncoderWorker.cancel`."""
+        self._worker.cancel(call_id)
+
+    @ray.method(concurrency_group="ctl")
+    def report(self) -> WorkerReport:
+        """See `EncoderWorker.report`."""
+        return self._worker.report()
+
+    @ray.method(concurrency_group="ctl")
+    def ping(self) -> None:
+        """Answers once the actor was placed and its process is up."""
+
+    @ray.method(concurrency_group="encode")
+    def drain(self, timeout_s: float) -> bool:
+        """See `EncoderWorker.drain`."""
+        return self._worker.drain(timeout_s)
+
+    def _report_for_ever(self) -> None:
+        registered: object = None
+        was_ready = False
+        settled: list[int] = []
+        while self._worker.wait_started(self._interval_s) is WorkerState.STARTING:
+            pass
+        while True:
+            report = self._worker.report()
+            try:
+                if registered != (report.state, report.graphs):
+                    ray.get(self._router.register.remote(report), timeout=ROUTER_TIMEOUT_S)
+                    registered = (report.state, report.graphs)
+                beat = Beat(
+                    worker_id=report.worker_id,
+                    incarnation=report.incarnation,
+                    state=report.state,
+                    settled=tuple(settled),
+                )
+                if not ray.get(self._router.beat.remote(beat), timeout=ROUTER_TIMEOUT_S):
+                    registered = None
+                settled.clear()
+            except RayError as error:  # it restarts; what is settled is told to the next one
+                logger.warning("could not report to the router: %s", type(error).__name__)
+                registered = None
+                time.sleep(self._interval_s)
+            was_ready = was_ready or report.state is WorkerState.READY
+            if was_ready and report.state is WorkerState.FAILED:
+                logger.error("%s lost its device: the process ends, Ray starts another", report.worker_id)
+                os._exit(1)
+            settled += self._gather()
+
+    def _gather(self) -> list[int]:
+        """Leases settled since the last time: at once when there are some, else after the longest silence."""
+        try:
+            settled = [self._settled.get(timeout=self._interval_s)]
+        except queue.Empty:
+            return []
+        time.sleep(GATHER_S)
+        while not self._settled.empty():
+            settled.append(self._settled.get())
+        return settled
+
+
+def worker_actor_class(config: WorkerConfig) -> Any:
+    """The Ray actor class, with room for as many encode calls at once as the configuration says."""
+    remote: Any = ray.remote  # its type hints lack concurrency groups
+    return remote(
+        max_restarts=-1,
+        max_task_retries=0,  # the client retries, on another worker at once
+        concurrency_groups={"encode": config.encode_calls, "ctl": 2},
+    )(EncoderWorkerActor)

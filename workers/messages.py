@@ -1,0 +1,139 @@
+"""What crosses between a worker, its clients and the router. Encoded bytes one way, one array of tokens the other.
+
+Free of torch: bfloat16 travels as the uint16 words it is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+
+import numpy as np
+
+from encoder.errors import ERRORS, EncodeError, EncoderPoolError
+from encoder.packing import GraphView
+from encoder.types import ItemShape
+
+
+class WorkerState(StrEnum):
+    """Where a worker stands in its life."""
+
+    STARTING = "starting"  # loading, capturing, probing
+    READY = "ready"
+    DRAINING = "draining"  # finishes what it has, takes nothing more
+    CLOSED = "closed"
+    FAILED = "failed"  # it could not start, or its device is lost; the error says why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorNote:
+    """An error as a name of `encoder.errors.ERRORS` and its message, for travel and for logs."""
+
+    name: str
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException, otherwise: type[EncoderPoolError] = EncodeError) -> ErrorNote:
+        """Note any error; one from outside the tree becomes an `otherwise` and keeps its name in the message."""
+        if isinstance(error, EncoderPoolError):
+            return cls(name=type(error).__name__, message=str(error))
+        return cls(name=otherwise.__name__, message=f"{type(error).__name__}: {error}")
+
+    def to_error(self) -> EncoderPoolError:
+        """The error, typed again."""
+        return ERRORS.get(self.name, EncoderPoolError)(self.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeItem:
+    """One item of a call."""
+
+    lease_id: int  # reported to the router when the item is settled, whatever became of it
+    encoded: np.ndarray  # uint8: the bytes as they came; an array, so that pickle moves them out of band
+    shape: ItemShape  # what the client's probe predicted
+    timeout_s: float | None = None  # from arrival at the worker; None: no deadline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeBatch:
+    """One call to a worker."""
+
+    call_id: str  # names the call for `cancel`
+    items: tuple[EncodeItem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemResult:
+    """What became of one item. Its tokens are `num_tokens` rows of the call's array; none when it failed."""
+
+    num_tokens: int
+    graphs: tuple[str, ...]  # graphs that its segments ran in
+    misses: tuple[str, ...]  # why segments of it ran eagerly
+    timings_ms: dict[str, float]  # decode, wait, replay
+    error: ErrorNote | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeResult:
+    """Answer to an `EncodeBatch`, item by item in its order."""
+
+    worker_id: str
+    dtype: str  # of the tokens: "float32", "float16" or "bfloat16"
+    tokens_TE: np.ndarray  # rows of all items end to end; uint16 words when the dtype is bfloat16
+    items: tuple[ItemResult, ...]
+
+    @property
+    def offsets(self) -> list[int]:
+        """First row of each item, and the end."""
+        return list(accumulate((item.num_tokens for item in self.items), initial=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """Counts since the worker started."""
+
+    num_items: int = 0
+    num_failed: int = 0
+    num_replays: int = 0
+    num_eager_runs: int = 0
+    segment_hits: int = 0
+    segment_misses: dict[str, int] | None = None  # by reason
+    useful_patches: int = 0
+    run_patches: int = 0  # padding included
+
+    @property
+    def fill(self) -> float:
+        """Useful rows over rows run."""
+        return self.useful_patches / self.run_patches if self.run_patches else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A worker's short report to the router: that it lives, and which leases it has settled."""
+
+    worker_id: str
+    incarnation: str
+    state: WorkerState
+    settled: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """A worker as others see it."""
+
+    worker_id: str
+    incarnation: str  # another one after each restart of the process
+    state: WorkerState
+    error: ErrorNote | None
+    device: str
+    gpu_uuid: str | None
+    host: str
+    pid: int
+    encoder: str
+    graphs: tuple[GraphView, ...]
+    eager_ms_per_patch: float  # predicted, for work that no graph here takes
+    max_queue_ms: float
+    backlog_ms: float  # predicted work admitted and not finished
+    num_waiting: int  # segments decoded and not started
+    stats: WorkerStats

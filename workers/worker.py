@@ -1,0 +1,268 @@
+"""`EncoderWorker`: admits calls, decodes beside the GPU, answers many callers. A plain class; its actor is in actor.py.
+
+The path of a call: `encode` admits its items, the decode pool turns bytes into segments, the GPU thread (gpu_loop.py)
+packs waiting segments into replays, and the last segment of an item settles it.
+"""
+
+# Shapes: T output rows of a call, E width of a token.
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from encoder.errors import EncodeError, EncoderPoolError, WorkerLostError, WorkerStartError
+from encoder.runner import EncoderRunner
+from workers.batcher import Batcher, Job
+from workers.config import WorkerConfig
+from workers.gpu_loop import GpuLoop
+from workers.messages import (
+    EncodeBatch,
+    EncodeItem,
+    EncodeResult,
+    ErrorNote,
+    ItemResult,
+    WorkerReport,
+    WorkerState,
+    WorkerStats,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class EncoderWorker:
+    """One encoder on one device. Every method may come from any thread."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        worker_id: str,
+        *,
+        load: Callable[[WorkerConfig], EncoderRunner] | None = None,
+        on_settled: Callable[[int], None] = lambda lease_id: None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_settled` hears the lease of every item that reached this worker, once, whatever became of it."""
+        self.config = config
+        self.worker_id = worker_id
+        self.incarnation = f"{worker_id}/{uuid.uuid4().hex[:8]}"
+        self._load = load or load_runner
+        self._on_settled = on_settled
+        self._now_s = now_s
+        self._batcher = Batcher(
+            max_queue_ms=config.max_queue_ms, max_ready_patches=config.max_ready_patches, now_s=now_s
+        )
+        num_threads = config.decode_threads or min(16, max(2, os.cpu_count() or 2))
+        self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
+        self._gpu_thread = threading.Thread(target=self._main, name="gpu", daemon=True)
+        self._gpu: GpuLoop | None = None  # once started
+        self._state = WorkerState.STARTING
+        self._error: ErrorNote | None = None
+        self._started = threading.Event()
+        self._lock = threading.Lock()
+        self._calls: dict[str, list[Job]] = {}
+        self._num_items = self._num_failed = 0
+
+    def start(self) -> None:
+        """Begin loading on the GPU thread and return at once; `wait_started` and `report` tell what came of it."""
+        self._gpu_thread.start()
+
+    def wait_started(self, timeout_s: float) -> WorkerState:
+        """Wait until it is ready, or failed."""
+        self._started.wait(timeout_s)
+        return self._state
+
+    def encode(self, batch: EncodeBatch) -> EncodeResult:
+        """Encode a call's items and return once each is settled. An item fails alone.
+
+        Raises:
+            WorkerLostError: the worker has not started, or failed to.
+        """
+        gpu = self._gpu
+        if gpu is None:
+            raise WorkerLostError(f"{self.worker_id} is {self._state}")
+        jobs = [self._admit(item, gpu) for item in batch.items]
+        with self._lock:
+            self._calls[batch.call_id] = jobs
+        try:
+            for job, item in zip(jobs, batch.items, strict=True):
+                if not job.settled:
+                    self._decoders.submit(self._decode, job, item, gpu)
+            for job in jobs:
+                job.wait()
+        finally:
+            with self._lock:
+                del self._calls[batch.call_id]
+        return self._answer(jobs, gpu.runner)
+
+    def cancel(self, call_id: str) -> None:
+        """Drop what a call still has in the queue; its items fail."""
+        with self._lock:
+            jobs = list(self._calls.get(call_id, ()))
+        for job in jobs:
+            job.fail(EncodeError("its caller cancelled it"))
+
+    def report(self) -> WorkerReport:
+        """How it stands; answers at once, whatever the GPU does."""
+        gpu = self._gpu
+        return WorkerReport(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            state=self._state,
+            error=self._error,
+            device="" if gpu is None else str(gpu.runner.device),
+            gpu_uuid=None if gpu is None else gpu_uuid(gpu.runner.device),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            encoder="" if gpu is None else gpu.runner.encoder_id,
+            graphs=() if gpu is None else gpu.graphs,
+            eager_ms_per_patch=0.0 if gpu is None else gpu.eager_ms_per_patch,
+            max_queue_ms=self.config.max_queue_ms,
+            backlog_ms=self._batcher.backlog_ms,
+            num_waiting=self._batcher.num_waiting,
+            stats=self._stats(),
+        )
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take nothing more and wait for what is here; whether all of it was settled in time."""
+        if self._state is WorkerState.READY:
+            self._state = WorkerState.DRAINING
+        self._batcher.close()
+        return self._batcher.wait_empty(timeout_s)
+
+    def close(self) -> None:
+        """Fail what is left and end the threads."""
+        if self._state is not WorkerState.FAILED:
+            self._state = WorkerState.CLOSED
+        self._batcher.abort(WorkerLostError(f"{self.worker_id} was closed"))
+        self._decoders.shutdown(wait=True, cancel_futures=True)
+        if self._gpu_thread.is_alive():
+            self._gpu_thread.join(timeout=30)
+
+    # --- an item's way -------------------------------------------------------------------------------------------
+
+    def _admit(self, item: EncodeItem, gpu: GpuLoop) -> Job:
+        deadline_s = None if item.timeout_s is None else self._now_s() + item.timeout_s
+        job = Job(cost_ms=gpu.costs.quote(item.shape.grids).cost_ms, deadline_s=deadline_s)
+        job.on_settled = lambda job: self._settle(job, item.lease_id)
+        try:
+            self._batcher.admit(job)
+        except EncoderPoolError as error:
+            job.fail(error)
+        return job
+
+    def _decode(self, job: Job, item: EncodeItem, gpu: GpuLoop) -> None:
+        if job.settled:
+            return
+        started_s = self._now_s()
+        try:
+            segments = gpu.prepare(item.encoded.tobytes())
+            grids = tuple(segment.shape.grid for segment in segments)
+            if grids != item.shape.grids:
+                raise EncodeError(f"decoded to segments {grids}, its header promised {item.shape.grids}")
+        except EncoderPoolError as error:
+            job.fail(error)
+        except Exception as error:  # edge of a thread: the item must settle whatever happened
+            logger.exception("could not prepare an item of %d bytes", item.encoded.nbytes)
+            job.fail(EncodeError(f"could not be prepared: {type(error).__name__}: {error}"))
+        else:
+            job.timings_ms["decode"] = (self._now_s() - started_s) * 1e3
+            self._batcher.push(job, segments)
+
+    def _settle(self, job: Job, lease_id: int) -> None:
+        with self._lock:
+            self._num_items += 1
+            self._num_failed += job.error is not None
+        self._batcher.release(job)
+        self._on_settled(lease_id)
+
+    def _answer(self, jobs: Sequence[Job], runner: EncoderRunner) -> EncodeResult:
+        """Tokens of all jobs in one array, and what became of each."""
+        blocks = [block for job in jobs for block in job.outputs if block is not None]
+        out_TE = torch.cat(blocks) if blocks else torch.empty(0, runner.adapter.hidden_size, dtype=runner.dtype)
+        words = out_TE.view(torch.uint16) if runner.dtype == torch.bfloat16 else out_TE
+        return EncodeResult(
+            worker_id=self.worker_id,
+            dtype=str(runner.dtype).removeprefix("torch."),
+            tokens_TE=words.numpy(),
+            items=tuple(
+                ItemResult(
+                    num_tokens=sum(len(block) for block in job.outputs if block is not None),
+                    graphs=tuple(job.graphs),
+                    misses=tuple(job.misses),
+                    timings_ms=job.timings_ms,
+                    error=None if job.error is None else ErrorNote.of(job.error),
+                )
+                for job in jobs
+            ),
+        )
+
+    def _stats(self) -> WorkerStats:
+        if self._gpu is None:
+            return WorkerStats()
+        stats = self._gpu.stats
+        return WorkerStats(
+            num_items=self._num_items,
+            num_failed=self._num_failed,
+            num_replays=sum(list(stats.replays.values())),
+            num_eager_runs=stats.eager_runs,
+            segment_hits=stats.hits,
+            segment_misses={str(reason): count for reason, count in list(stats.misses.items())},
+            useful_patches=stats.useful_patches,
+            run_patches=stats.replayed_patches,
+        )
+
+    # --- the GPU thread ------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        started_s = time.monotonic()
+        try:
+            gpu = GpuLoop(self.config, self._batcher, self._load(self.config), now_s=self._now_s)
+            gpu.start_up()
+        except Exception as error:  # edge of a thread: the report says why
+            logger.exception("%s could not start", self.worker_id)
+            self._give_up(ErrorNote.of(error, otherwise=WorkerStartError))
+            return
+        self._gpu = gpu
+        if self._state is WorkerState.STARTING:  # not closed meanwhile
+            self._state = WorkerState.READY
+        self._started.set()
+        logger.info(
+            "%s ready on %s after %.1f s: %s, %d graphs",
+            self.worker_id, gpu.runner.device, time.monotonic() - started_s, gpu.runner.encoder_id, len(gpu.graphs),
+        )  # fmt: skip
+        try:
+            gpu.run()
+        except Exception as error:  # edge of a thread: the device is lost, or a bug of ours
+            logger.exception("%s cannot go on", self.worker_id)
+            self._give_up(ErrorNote.of(error, otherwise=WorkerLostError))
+
+    def _give_up(self, note: ErrorNote) -> None:
+        self._error, self._state = note, WorkerState.FAILED
+        self._started.set()
+        self._batcher.abort(WorkerLostError(f"{self.worker_id} failed: {note.message}"))
+
+
+def load_runner(config: WorkerConfig) -> EncoderRunner:
+    """The runner that a configuration asks for, on this process's device."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise WorkerStartError("worker.device is cuda and this process sees no GPU; use cpu or auto")
+    return EncoderRunner.from_config(config.encoder, "cuda:0" if device == "cuda" else "cpu")
+
+
+def gpu_uuid(device: torch.device) -> str | None:
+    """Identity of the GPU, whatever number this process knows it by."""
+    if device.type != "cuda":
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)
