@@ -1,0 +1,95 @@
+"""Arguments of the command line to image files: folders, patterns, stable order, ids."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob, has_magic
+
+from encoder.errors import ConfigError
+from encoder.media import SUFFIXES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One file to encode."""
+
+    id: str  # unique in a run, the same in every run that names the file this way, fit for a file name
+    path: str  # as given, or as found below what was given
+
+
+def find_sources(arguments: Sequence[str]) -> list[Source]:
+    """Every file that the arguments stand for, in their order.
+
+    A file is taken as it is, whatever its name. Folders are searched to the bottom and patterns are expanded, both
+    in the order of their names; of what they hold, hidden files and files without an image's ending are skipped,
+    unless the pattern itself names the ending. A file that is named twice is encoded twice.
+
+    Raises ConfigError when an argument does not exist or matches nothing, or when no image is left.
+    """
+    absent = [argument for argument in arguments if not os.path.exists(argument) and not _matches(argument)]
+    if absent:
+        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+        raise ConfigError(f"no such file or folder: {', '.join(absent[:5])}{more}")
+    paths = [path for argument in arguments for path in _files_of(argument)]
+    if not paths:
+        raise ConfigError(
+            f"no images in {', '.join(arguments[:5])}: folders are searched for {' '.join(sorted(SUFFIXES))}"
+        )
+    return _with_ids(paths)
+
+
+def _matches(pattern: str) -> list[str]:
+    """What a pattern matches, by name; nothing when it is no pattern. `**` crosses folders."""
+    return sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
+
+
+def _files_of(argument: str) -> Iterator[str]:
+    if os.path.isdir(argument):
+        yield from _images_below(argument)
+    elif os.path.exists(argument):
+        yield argument
+    else:
+        ending = os.path.splitext(argument)[1]
+        names_ending = bool(ending) and not has_magic(ending)
+        in_folders = "**" in argument  # then a folder's files are matched beside it
+        for match in _matches(argument):
+            if not os.path.isdir(match):
+                if names_ending or _is_image_name(match):
+                    yield match
+            elif not in_folders:
+                yield from _images_below(match)
+
+
+def _images_below(folder: str) -> Iterator[str]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(files):
+            if not name.startswith(".") and _is_image_name(name):
+                yield os.path.join(parent, name)
+
+
+def _is_image_name(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in SUFFIXES
+
+
+def _with_ids(paths: Sequence[str]) -> list[Source]:
+    sources = []
+    num_taken: dict[str, int] = {}
+    for path in paths:
+        base = _id_of(path)
+        num_taken[base] = count = num_taken.get(base, 0) + 1
+        # The hash ends in eight hexadecimal digits, so "-2" makes no other path's id.
+        sources.append(Source(id=base if count == 1 else f"{base}-{count}", path=path))
+    return sources
+
+
+def _id_of(path: str) -> str:
+    """The file's name for people, and a hash of its whole path for uniqueness."""
+    stem = os.path.splitext(os.path.basename(path))[0]
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:48]
+    digest = hashlib.sha256(os.fsencode(os.path.normpath(path))).hexdigest()[:8]
+    return f"{readable}-{digest}" if readable else digest

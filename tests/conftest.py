@@ -1,0 +1,34 @@
+"""Fixtures for every test, and the skip of GPU tests where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from encoder.pictures import draw_picture
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def save_picture(tmp_path: Path) -> Callable[..., Path]:
+    """Draw a picture into the test's folder: `save_picture("a/photo.jpg", width, height)`."""
+
+    def save(name: str, width: int = 64, height: int = 48, seed: int = 0) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw_picture(width, height, seed).save(path)
+        return path
+
+    return save

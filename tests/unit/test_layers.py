@@ -1,0 +1,78 @@
+"""The imports of the packages, read from their source and tried in a fresh interpreter."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BELOW: dict[str, set[str]] = {"encoder": set(), "workers": {"encoder"}, "cluster": {"encoder", "workers"}}
+
+RAY_FILES = {"workers/actor.py", "cluster/router.py", "cluster/pool.py", "cluster/client.py", "cluster/transport.py"}
+
+WITHOUT_TORCH = [
+    "encoder.types",
+    "encoder.errors",
+    "encoder.config",
+    "encoder.headers",
+    "encoder.media",
+    "encoder.pictures",
+    "encoder.packing",
+    *(f"encoder.adapters.{path.stem}" for path in sorted((ROOT / "encoder/adapters").glob("[a-z]*.py"))),
+    "workers.config",
+    "workers.messages",
+    "cluster",
+    "cluster.cli",
+    "cluster.config",
+    "cluster.sources",
+]
+
+
+def files_of(layer: str) -> list[Path]:
+    return sorted((ROOT / layer).rglob("*.py"))
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Names of all modules that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively"
+            yield node.module or ""
+
+
+def packages_imported_by(layer: str) -> set[str]:
+    return {name.partition(".")[0] for file in files_of(layer) for name in imports_of(file)}
+
+
+@pytest.mark.parametrize("layer", BELOW)
+def test_imports_flow_one_way(layer: str) -> None:
+    assert packages_imported_by(layer) & BELOW.keys() <= BELOW[layer] | {layer}
+
+
+def test_ray_stays_in_the_files_that_start_or_call_actors() -> None:
+    users = {
+        str(file.relative_to(ROOT))
+        for layer in BELOW
+        for file in files_of(layer)
+        if any(name.partition(".")[0] == "ray" for name in imports_of(file))
+    }
+    assert users <= RAY_FILES
+
+
+def test_what_a_client_needs_imports_without_torch_and_ray() -> None:
+    script = (
+        "import sys\n"
+        f"for name in {WITHOUT_TORCH!r}:\n"
+        "    __import__(name)\n"
+        "    loaded = {'torch', 'ray', 'transformers'} & sys.modules.keys()\n"
+        "    assert not loaded, f'{name} loads {loaded}'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

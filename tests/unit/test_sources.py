@@ -1,0 +1,102 @@
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.sources import find_sources
+from encoder.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of names alone; nothing here reads the files."""
+    for name in (
+        "b.jpg",
+        "a.PNG",
+        "notes.txt",
+        ".hidden.jpg",
+        "sub/c.webp",
+        "sub/deep/d.gif",
+        ".git/e.jpg",
+        "A/f.tiff",
+        "raw/g.dat",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def paths(*arguments: str) -> list[str]:
+    return [source.path for source in find_sources(arguments)]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_folder_is_searched_to_the_bottom_in_order_of_names() -> None:
+    assert paths(".") == ["./a.PNG", "./b.jpg", "./A/f.tiff", "./sub/c.webp", "./sub/deep/d.gif"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_arguments_keep_their_order_and_their_repetitions() -> None:
+    assert paths("sub", "b.jpg", "b.jpg") == ["sub/c.webp", "sub/deep/d.gif", "b.jpg", "b.jpg"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_named_file_is_taken_whatever_its_name() -> None:
+    assert paths("notes.txt", ".hidden.jpg") == ["notes.txt", ".hidden.jpg"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*.jpg", ["b.jpg"]),
+        ("*", ["A/f.tiff", "a.PNG", "b.jpg", "sub/c.webp", "sub/deep/d.gif"]),
+        ("raw/*", None),
+        ("raw/*.dat", ["raw/g.dat"]),
+        ("**/*.gif", ["sub/deep/d.gif"]),
+        ("sub/**", ["sub/c.webp", "sub/deep/d.gif"]),
+        ("[ab].*", ["a.PNG", "b.jpg"]),
+    ],
+)
+def test_patterns(pattern: str, found: list[str] | None) -> None:
+    if found is None:
+        with pytest.raises(ConfigError, match="no images in raw"):
+            paths(pattern)
+    else:
+        assert paths(pattern) == found
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_a_file(folder: Path) -> None:
+    (folder / "photo[1].jpg").touch()
+    assert paths("photo[1].jpg") == ["photo[1].jpg"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no such file or folder: gone\.jpg, \*\.tga"):
+        find_sources(["b.jpg", "gone.jpg", "*.tga"])
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_folder_without_images_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"no images in raw.*\.jpg"):
+        find_sources(["raw"])
+
+
+def test_ids_are_unique_stable_and_fit_for_file_names(save_picture: Callable[..., Path]) -> None:
+    named = [save_picture("one/photo.png"), save_picture("two/photo.png"), save_picture("one/pho to ü/../x.png")]
+    arguments = [str(path) for path in (*named, named[0])]
+    ids = [source.id for source in find_sources(arguments)]
+    assert len(set(ids)) == 4
+    assert ids[3] == ids[0] + "-2"
+    assert find_sources(arguments[1:2])[0].id == ids[1]
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", item_id) for item_id in ids)
+
+
+def test_names_that_are_no_unicode_are_found(tmp_path: Path) -> None:
+    name = b"caf\xe9.jpg"
+    (tmp_path / name.decode("utf-8", "surrogateescape")).touch()
+    (source,) = find_sources([str(tmp_path)])
+    assert source.id.startswith("caf-")
