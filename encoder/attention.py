@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,9 +37,7 @@ def choose_backend(wanted: AttentionBackend, device: torch.device, dtype: torch.
     """The backend that `wanted` means on this device. Raises ConfigError for one that can't run there."""
     if device.type != "cuda":
         if wanted not in ("auto", "sdpa"):
-            raise ConfigError(
-                f"attention backend {wanted!r} needs a GPU; on {device.type} use 'sdpa' or 'auto'"
-            )
+            raise ConfigError(f"attention backend {wanted!r} needs a GPU; on {device.type} use 'sdpa' or 'auto'")
         return "sdpa"
     if wanted == "auto":
         if dtype == torch.float32:
@@ -58,9 +56,7 @@ def capturable(backend: str, device: torch.device) -> bool:
     return device.type != "cuda" or backend != "sdpa"
 
 
-def self_attention(
-    backend: str, cu_seqlens: Tensor, num_heads: int, head_width: int, longest: int
-) -> SelfAttention:
+def self_attention(backend: str, cu_seqlens: Tensor, num_heads: int, head_width: int, longest: int) -> SelfAttention:
     """Bind the boundaries once for all layers of a forward.
 
     Args:
@@ -76,7 +72,8 @@ def self_attention(
 
         def attend_varlen(qkv: Tensor) -> Tensor:
             q, k, v = qkv.view(-1, 3, num_heads, head_width).unbind(1)
-            out: Tensor = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
+            out = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
+            assert isinstance(out, Tensor)
             return out.flatten(1)
 
         return attend_varlen
@@ -99,7 +96,8 @@ def cross_attention(
         q = q_QD.repeat(num_segments, 1).unflatten(1, (num_heads, -1))
         cu_queries = torch.arange(num_segments + 1, device=q.device, dtype=torch.int32) * num_queries
         k, v = (rows.unflatten(1, (num_heads, -1)) for rows in (k_PD, v_PD))
-        out: Tensor = varlen_attn(q, k, v, cu_queries, cu_seqlens, num_queries, longest)
+        out = varlen_attn(q, k, v, cu_queries, cu_seqlens, num_queries, longest)
+        assert isinstance(out, Tensor)
         return out.flatten(1)
 
     return ragged_cross_attention_reference(q_QD, k_PD, v_PD, cu_seqlens, num_heads)
@@ -109,13 +107,9 @@ def dense_self_attention(num_segments: int, num_heads: int, lengths: Tensor | No
     """Equal rectangles: `[S, L]` rows each; with `lengths` (int `[S]`) the rows beyond a segment's own are masked."""
 
     def attend(qkv: Tensor) -> Tensor:
-        q, k, v = qkv.view(num_segments, -1, 3, num_heads, qkv.shape[1] // (3 * num_heads)).permute(
-            2, 0, 3, 1, 4
-        )
+        q, k, v = qkv.view(num_segments, -1, 3, num_heads, qkv.shape[1] // (3 * num_heads)).permute(2, 0, 3, 1, 4)
         mask = None if lengths is None else _key_mask(lengths, q.shape[2])
-        return (
-            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1).flatten(1)
-        )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1).flatten(1)
 
     return attend
 
@@ -125,8 +119,7 @@ def dense_cross_attention(
 ) -> Tensor:
     """The same queries against each rectangle: `[S * Q, D]`."""
     k, v = (
-        rows.unflatten(1, (num_heads, -1)).unflatten(0, (num_segments, -1)).transpose(1, 2)
-        for rows in (k_PD, v_PD)
+        rows.unflatten(1, (num_heads, -1)).unflatten(0, (num_segments, -1)).transpose(1, 2) for rows in (k_PD, v_PD)
     )
     q = q_QD.unflatten(1, (num_heads, -1)).transpose(0, 1).expand(num_segments, -1, -1, -1)
     mask = None if lengths is None else _key_mask(lengths, k.shape[2])
@@ -172,7 +165,7 @@ def _cudnn_handle(device: torch.device) -> Any:
         return cudnn.create_handle()
 
 
-@lru_cache(maxsize=None)  # a captured graph keeps pointing into its workspace
+@cache  # a captured graph keeps pointing into its workspace
 def _cudnn_graph(
     num_segments: int, longest: int, num_heads: int, head_width: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, tuple[Any, ...], Tensor]:

@@ -10,9 +10,7 @@ from encoder.errors import ConfigError
 from encoder.types import AxisKeys
 
 
-def token_budgets(
-    adapter: EncoderAdapter, config: EncoderConfig, axis_keys: AxisKeys, device: str
-) -> tuple[int, ...]:
+def token_budgets(adapter: EncoderAdapter, config: EncoderConfig, axis_keys: AxisKeys, device: str) -> tuple[int, ...]:
     """Budgets of these axis keys, ascending: the configured ones, or those the adapter thinks worth it.
 
     Raises:
@@ -27,9 +25,7 @@ def token_budgets(
             raise ConfigError(
                 f"token_budgets names {sorted(unknown)}, which no capture axis has; keys are {sorted(known)}"
             )
-        given: Sequence[int] | None = next(
-            (configured[str(key)] for key in axis_keys if str(key) in configured), None
-        )
+        given: Sequence[int] | None = next((configured[str(key)] for key in axis_keys if str(key) in configured), None)
     else:
         given = configured
     budgets = tuple(sorted(set(adapter.default_budgets(axis_keys, device) if given is None else given)))

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -50,7 +51,7 @@ class Graph:
         adapter: EncoderAdapter,
         model: EncoderModel,
         device: torch.device,
-        pool: tuple[int, int] | None,
+        pool: Any,
     ) -> None:
         """Allocate the inputs and, on CUDA, warm up and record. Device errors are the caller's to handle."""
         self.key, self.capacity = key, capacity
@@ -87,9 +88,7 @@ class Graph:
         return GraphView(key=self.key, capacity=self.capacity, cost_ms=self.cost_ms)
 
 
-def graph_keys(
-    adapter: EncoderAdapter, config: EncoderConfig, encoder_id: str, device: str
-) -> list[GraphKey]:
+def graph_keys(adapter: EncoderAdapter, config: EncoderConfig, encoder_id: str, device: str) -> list[GraphKey]:
     """Every combination of axis keys and token budget that the configuration asks for, largest budget first.
 
     Raises:
@@ -98,9 +97,7 @@ def graph_keys(
     """
     for axis in adapter.axes:
         if not axis.keys:
-            raise ConfigError(
-                f"capture axis {axis.name!r} has no keys; name at least one, or set graphs: false"
-            )
+            raise ConfigError(f"capture axis {axis.name!r} has no keys; name at least one, or set graphs: false")
     keys: list[GraphKey] = []
     for axis_keys in itertools.product(*(axis.keys for axis in adapter.axes)):
         keys += [
@@ -117,15 +114,13 @@ class GraphSet:
         self._adapter, self._model, self._device = adapter, model, device
         self.graphs: dict[GraphKey, Graph] = {}
         self.failed: dict[GraphKey, str] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # memory that all its CUDA graphs share
 
     def capture(self, keys: Iterable[GraphKey]) -> CaptureReport:
         """Capture the keys in the order given, largest first; one that fails is left out and the rest go on."""
         wanted = list(keys)
         if len(wanted) > MANY_GRAPHS:
-            logger.warning(
-                "capturing %d graphs; each holds memory of its own, consider fewer keys", len(wanted)
-            )
+            logger.warning("capturing %d graphs; each holds memory of its own, consider fewer keys", len(wanted))
         started_s, free_bytes = time.monotonic(), self._free_bytes()
         if self._device.type == "cuda" and self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -174,7 +169,7 @@ class GraphSet:
             started_s = time.perf_counter()
             graph.replay()
             return (time.perf_counter() - started_s) * 1e3
-        times = []
+        times: list[float] = []
         for _ in range(repeats):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()

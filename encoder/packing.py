@@ -40,11 +40,7 @@ def take(shapes: Sequence[SegmentShape], capacity: Capacity) -> tuple[int, ...]:
     for index, shape in enumerate(shapes):
         if segments == 0:
             break
-        if (
-            shape.num_patches <= patches
-            and shape.num_tokens <= tokens
-            and shape.num_patches <= capacity.longest
-        ):
+        if shape.num_patches <= patches and shape.num_tokens <= tokens and shape.num_patches <= capacity.longest:
             taken.append(index)
             patches -= shape.num_patches
             tokens -= shape.num_tokens

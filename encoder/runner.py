@@ -98,9 +98,7 @@ class EncoderRunner:
         backend = choose_backend(config.attention, target, dtype)
         shapes = adapter.weight_shapes()
         weights = (
-            random_tensors(shapes, config.seed)
-            if source.snapshot is None
-            else load_tensors(source.snapshot, shapes)
+            random_tensors(shapes, config.seed) if source.snapshot is None else load_tensors(source.snapshot, shapes)
         )
         with torch.inference_mode():
             model = adapter.build(weights, target, dtype, backend)
@@ -114,11 +112,7 @@ class EncoderRunner:
             ConfigError: see `graph_keys`.
         """
         if keys is None:
-            keys = (
-                graph_keys(self.adapter, self.config, self.encoder_id, self.device.type)
-                if self._captures()
-                else []
-            )
+            keys = graph_keys(self.adapter, self.config, self.encoder_id, self.device.type) if self._captures() else []
         report = self._graphs.capture(keys)
         self._update_table()
         return report
@@ -136,9 +130,7 @@ class EncoderRunner:
         self._update_table()
 
     def _update_table(self) -> None:
-        missing: dict[AxisKeys, MissReason] = dict.fromkeys(
-            self._graphs.failed_axis_keys(), MissReason.CAPTURE_FAILED
-        )
+        missing: dict[AxisKeys, MissReason] = dict.fromkeys(self._graphs.failed_axis_keys(), MissReason.CAPTURE_FAILED)
         self._table = GraphTable(self.graph_views(), self.adapter.axis_choices, self.adapter.measure, missing)
 
     def graph_views(self) -> tuple[GraphView, ...]:
@@ -164,9 +156,7 @@ class EncoderRunner:
             graph = self._graphs.graphs[replay.key]
             axis_keys, capacity, layout = graph.key.axis_keys, graph.capacity, graph.layout
         num_tokens = sum(shape.num_tokens for shape in shapes)
-        slot = self._ring.acquire(
-            layout.num_bytes, num_tokens * self.adapter.hidden_size * self.dtype.itemsize
-        )
+        slot = self._ring.acquire(layout.num_bytes, num_tokens * self.adapter.hidden_size * self.dtype.itemsize)
         rows = self.adapter.fill(layout.arrays(slot.host_in), segments, axis_keys, capacity)
         used_bytes = layout.used_bytes(rows)
         launch = Launch(

@@ -32,9 +32,7 @@ class Slot:
             self.device_in = self.host_in.to(self._device)  # on a CPU: the same memory
         if self._host_out.numel() < out_bytes:
             self._host_out = torch.empty(out_bytes, dtype=torch.uint8, pin_memory=on_gpu)
-            self._device_out = (
-                torch.empty_like(self._host_out, device=self._device) if on_gpu else self._host_out
-            )
+            self._device_out = torch.empty_like(self._host_out, device=self._device) if on_gpu else self._host_out
         self._out_bytes = out_bytes
 
     def keep(self, output: torch.Tensor) -> None:

@@ -71,7 +71,7 @@ def _some(names: list[str], limit: int = 5) -> str:
 def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:
     """Seeded float32 weights of sensible sizes. A tensor depends on its name and the seed, not on the others."""
     with ThreadPoolExecutor() as threads:
-        tensors = threads.map(lambda named: _random_tensor(*named, seed), shapes.items())
+        tensors = threads.map(lambda name: _random_tensor(name, shapes[name], seed), shapes)
         return dict(zip(shapes, tensors, strict=True))
 
 
@@ -99,7 +99,7 @@ def write_snapshot(
         shards[-1][name] = stored
         used += stored.nbytes
         total += stored.nbytes
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, directory / file, metadata={"format": "pt"})

@@ -115,9 +115,7 @@ class EncoderModel(Protocol):
     def reserve(self, longest: int) -> None:
         """Make room for segments of up to this many patches. May allocate, so it comes before a capture."""
 
-    def forward(
-        self, inputs: Mapping[str, torch.Tensor], axis_keys: AxisKeys, capacity: Capacity
-    ) -> torch.Tensor:
+    def forward(self, inputs: Mapping[str, torch.Tensor], axis_keys: AxisKeys, capacity: Capacity) -> torch.Tensor:
         """Tokens `[capacity.tokens, E]`, those of the first segment first, in the order `fill` got them.
 
         Safe to capture: no host sync and no shape that depends on values. Rows beyond the segments are undefined.

@@ -4,30 +4,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.layouts import PACKED, parse_layouts, rectangle_choices
+from encoder.adapters.minicpmv_positions import patch_indices
 from encoder.adapters.minicpmv_slicing import SlicePlan, plan_slices
-from encoder.adapters.registry import Family, Preset
 from encoder.errors import ConfigError
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
     import torch
 
-    from encoder.config import EncoderConfig
     from encoder.media import MediaHeader
 
-PACKED = "packed"
-VLLM_LAYOUTS = ("<=32x32", "<=32x64", "<=64x32", "<=70x70")
-_LAYOUT = re.compile(r"(<=)?([1-9]\d*)x([1-9]\d*)")
 _SEGMENT_LADDER = (
     1,
     2,
@@ -45,39 +39,6 @@ _SEGMENT_LADDER = (
     32,
 )  # an image has 1, 3, 4, 5, 6, 7, 9 or 10 slices
 _CPU_SEGMENT_LADDER = (1, 3, 8)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rectangle:
-    rows: int
-    columns: int
-    exact: bool  # takes only its own grid, needs no mask
-
-    @property
-    def area(self) -> int:
-        return self.rows * self.columns
-
-    def admits(self, rows: int, columns: int) -> bool:
-        if self.exact:
-            return (rows, columns) == (self.rows, self.columns)
-        return rows <= self.rows and columns <= self.columns
-
-
-def _parse_layouts(layouts: Sequence[str]) -> dict[str, _Rectangle | None]:
-    """Layout keys in order, each with its rectangle; None for the packed one."""
-    parsed: dict[str, _Rectangle | None] = {}
-    for name in [key for layout in layouts for key in (VLLM_LAYOUTS if layout == "vllm" else (layout,))]:
-        match = _LAYOUT.fullmatch(name)
-        if name == PACKED:
-            parsed[name] = None
-        elif match:
-            parsed[name] = _Rectangle(int(match[2]), int(match[3]), exact=match[1] is None)
-        else:
-            raise ConfigError(
-                f"unknown layout {name!r}; use 'packed', 'vllm', rows x columns of patches such as '24x43', "
-                f"or '<=32x64' for every slice that fits"
-            )
-    return parsed
 
 
 class MiniCPMV:
@@ -110,9 +71,7 @@ class MiniCPMV:
         except KeyError as error:
             raise ConfigError(f"{name}: config.json lacks {error.args[0]!r}, which MiniCPM-V needs") from None
         if self.hidden_size % 128:
-            raise ConfigError(
-                f"{name}: hidden_size is {self.hidden_size}; the resampler's heads are 128 wide"
-            )
+            raise ConfigError(f"{name}: hidden_size is {self.hidden_size}; the resampler's heads are 128 wide")
         slicing = config.get("slice_config") or {}
         self.max_slice_nums: int = max_slice_nums or slicing.get("max_slice_nums", 9)
         self.scale_resolution: int = slicing.get("scale_resolution", 448)
@@ -120,8 +79,8 @@ class MiniCPMV:
         self.layer_norm_eps: float = vision.get("layer_norm_eps", 1e-6)
         self._config = dict(config)
         self._max_segments = max_segments
-        self._layouts = _parse_layouts(layouts)
-        self.axes = (CaptureAxis(name="layout", keys=tuple(self._layouts)),)
+        self._layouts = parse_layouts(layouts)
+        self.axes: tuple[CaptureAxis, ...] = (CaptureAxis(name="layout", keys=tuple(self._layouts)),)
         self._nominal_patches = (self.scale_resolution // self.patch_size) ** 2
 
     # Sizes
@@ -187,13 +146,7 @@ class MiniCPMV:
     def axis_choices(self, grid: Grid) -> list[AxisKeys]:
         """The exact rectangle, then covering ones by area, then packed."""
         _, rows, columns = grid
-        choices = [
-            (not rectangle.exact, rectangle.area, name)
-            for name, rectangle in self._layouts.items()
-            if rectangle is not None and rectangle.admits(rows, columns)
-        ]
-        keys: list[AxisKeys] = [(name,) for *_, name in sorted(choices)]
-        return [*keys, (PACKED,)] if PACKED in self._layouts else keys
+        return [(key,) for key in rectangle_choices(self._layouts, rows, columns)]
 
     def capacity(self, axis_keys: AxisKeys, token_budget: int) -> Capacity:
         """Room for `token_budget // Q` slices of this layout."""
@@ -261,7 +214,7 @@ class MiniCPMV:
             if rectangle is not None:
                 start = index * rectangle.area
             end = start + segment.shape.num_patches
-            ids, rows, columns = _indices(segment.shape.grid, self.table_side, self.version == "2.5")
+            ids, rows, columns = patch_indices(segment.shape.grid, self.table_side, self.version == "2.5")
             host["position_ids"][start:end] = ids
             host["rows"][start:end] = rows
             host["columns"][start:end] = columns
@@ -277,12 +230,10 @@ class MiniCPMV:
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Released names (`vpm.*`, `resampler.*`) and their shapes."""
-        from encoder.towers.siglip import siglip_weight_shapes
         from encoder.towers.resampler import resampler_weight_shapes
+        from encoder.towers.siglip import siglip_weight_shapes
 
-        return siglip_weight_shapes(self) | resampler_weight_shapes(
-            self.hidden_size, self.queries, self.width
-        )
+        return siglip_weight_shapes(self) | resampler_weight_shapes(self.hidden_size, self.queries, self.width)
 
     def checkpoint_config(self) -> dict[str, Any]:
         """The config it was made from."""
@@ -318,80 +269,3 @@ def _version(config: Mapping[str, Any]) -> str:
     if version not in ("2.5", "2.6", "4.0"):
         raise ConfigError(f"MiniCPM-V {version} is not supported; 2.5, 2.6 and 4.0 are")
     return version
-
-
-@lru_cache(maxsize=4096)
-def _indices(grid: Grid, table_side: int, one_row: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Position ids, rows and columns of a slice's patches, int32 `[P]`."""
-    _, num_rows, num_columns = grid
-    rows, columns = np.divmod(np.arange(num_rows * num_columns, dtype=np.int32), np.int32(num_columns))
-    return position_ids(num_rows, num_columns, table_side, one_row=one_row), rows, columns
-
-
-def position_ids(rows: int, columns: int, table_side: int = 70, *, one_row: bool = False) -> np.ndarray:
-    """Row of the tower's position table for each patch, int32 `[rows * columns]`.
-
-    `one_row` is the rule of 2.5, whose released tower sees a slice as one row of patches.
-    """
-    if one_row:
-        return _bucket(rows * columns, table_side)
-    return (table_side * _bucket(rows, table_side)[:, None] + _bucket(columns, table_side)[None, :]).ravel()
-
-
-def _bucket(count: int, table_side: int) -> np.ndarray:
-    """Which of the table's buckets each of `count` equal steps of [0, 1) falls into, in float32 as released."""
-    boundaries = np.arange(1 / table_side, 1.0, 1 / table_side).astype(np.float32)
-    steps = np.arange(count, dtype=np.float32) * np.float32(1 / count)
-    steps = np.minimum(steps, np.float32(1 - 1e-6))
-    return np.searchsorted(boundaries, steps, side="right").astype(np.int32)
-
-
-def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> MiniCPMV:
-    return MiniCPMV(
-        config,
-        name=name,
-        layouts=encoder.layouts,
-        max_slice_nums=encoder.max_slice_nums,
-        max_segments=encoder.max_segments_per_graph,
-    )
-
-
-def _released(version: str, hidden_size: int, query_num: int, vision: Mapping[str, Any]) -> dict[str, Any]:
-    """A `config.json` in the released layout."""
-    return {
-        "architectures": ["MiniCPMV"],
-        "model_type": "minicpmv",
-        "version": version if version == "2.5" else float(version),
-        "hidden_size": hidden_size,
-        "query_num": query_num,
-        "image_size": 448,
-        "patch_size": 14,
-        "drop_vision_last_layer": False,
-        "slice_config": {"max_slice_nums": 9, "patch_size": 14, "scale_resolution": 448},
-        "vision_config": {
-            "model_type": {"2.5": "idefics2", "2.6": "siglip"}.get(version, "siglip_vision_model"),
-            "image_size": 980,
-            "patch_size": 14,
-            **vision,
-        },
-    }
-
-
-_FULL = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
-_TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-_SIZES = {"2.5": (4096, 96), "2.6": (3584, 64), "4.0": (2560, 64)}  # of a token, and tokens a slice
-
-FAMILY = Family(
-    model_types=("minicpmv",),
-    modalities=("image",),
-    token_rule="64 a slice (96 for 2.5), 1 to 10 slices an image",
-    presets={
-        f"{size}-minicpmv-{version}": Preset(
-            config=_released(version, 256 if size == "tiny" else width, queries, vision),
-            summary=f"MiniCPM-V {version}, {text}, seeded random weights",
-        )
-        for size, vision, text in (("tiny", _TINY, "2 small layers"), ("random", _FULL, "released size"))
-        for version, (width, queries) in _SIZES.items()
-    },
-    make=_make,
-)

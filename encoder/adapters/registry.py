@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from encoder.adapters.base import EncoderAdapter
     from encoder.config import EncoderConfig
 
-FAMILIES = {"minicpmv": "encoder.adapters.minicpmv:FAMILY"}
+FAMILIES = {"minicpmv": "encoder.adapters.minicpmv_family:FAMILY"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,7 @@ class Family:
     presets: Mapping[str, Preset]
     modalities: tuple[str, ...]
     token_rule: str  # for `encpool models`
-    make: Callable[
-        [Mapping[str, Any], str, EncoderConfig], EncoderAdapter
-    ]  # from config.json, name, our config
+    make: Callable[[Mapping[str, Any], str, EncoderConfig], EncoderAdapter]  # from config.json, name, our config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +65,7 @@ def resolve_model(name: str) -> Model:
     """
     presets = {preset: family for family in families().values() for preset in family.presets}
     if name in presets:
-        return Model(
-            name=name, family=presets[name], config=presets[name].presets[name].config, snapshot=None
-        )
+        return Model(name=name, family=presets[name], config=presets[name].presets[name].config, snapshot=None)
     snapshot = Path(name).expanduser()
     if not snapshot.is_dir():
         if name.count("/") != 1 or name.startswith((".", "/", "~")):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from encoder.attention import (
-    choose_backend,
     cross_attention,
     dense_cross_attention,
     dense_self_attention,
@@ -52,9 +51,7 @@ class MiniCPMVModel:
         tower, resampler = self.tower, self.resampler
         rectangle = self._rectangles.get(str(axis_keys[0]))
         if rectangle is None:
-            attend = self_attention(
-                self.backend, cu_seqlens, tower.num_heads, tower.head_width, capacity.longest
-            )
+            attend = self_attention(self.backend, cu_seqlens, tower.num_heads, tower.head_width, capacity.longest)
             cross = partial(
                 cross_attention,
                 self.backend,

@@ -66,9 +66,7 @@ class Resampler:
         self._column_weight = weight_k[:, :half].to(device)
         self._row_weight = weight_k[:, half:].to(device)
         self._dtype = dtype
-        self._key_tables: list[
-            tuple[Tensor, Tensor]
-        ] = []  # of columns and of rows, `[N, E]`; the last is in use
+        self._key_tables: list[tuple[Tensor, Tensor]] = []  # of columns and of rows, `[N, E]`; the last is in use
 
     def reserve(self, num_coordinates: int) -> None:
         """Make the tables hold coordinates below `num_coordinates`. Not inside a capture."""
