@@ -96,6 +96,7 @@ class OutputWriter:
         return f"part-{self.num_parts:05}.safetensors"
 
     def _spool_tensor(self, name: str, tokens: torch.Tensor) -> None:
+        self._metadata["dtype"] = str(tokens.dtype).removeprefix("torch.")
         if self._spool is None:
             self._spool = (self.directory / f".{self._part_name}.data.tmp").open("w+b")
         self._spool.write(tokens.contiguous().view(torch.uint8).numpy().data)
@@ -110,7 +111,7 @@ class OutputWriter:
     def _commit(self) -> None:
         """Give the open part its header and its name, then let the manifest speak of it."""
         if self._spool is not None:
-            header = json.dumps({"__metadata__": self._metadata, **self._tensors}).encode()
+            header = json.dumps({"__metadata__": self._metadata, **self._tensors}).encode()  # as safetensors has it
             header += b" " * (-len(header) % 8)
             unnamed = self.directory / f".{self._part_name}.tmp"
             self._spool.seek(0)

@@ -13,7 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BELOW: dict[str, set[str]] = {"encoder": set(), "workers": {"encoder"}, "cluster": {"encoder", "workers"}}
 
-RAY_FILES = {"workers/actor.py", "cluster/router.py", "cluster/pool.py", "cluster/client.py", "cluster/transport.py"}
+RAY_FILES = {
+    "workers/actor.py",
+    "cluster/router.py",
+    "cluster/pool.py",
+    "cluster/client.py",
+    "cluster/transport.py",
+    "cluster/local_ray.py",
+}
 
 WITHOUT_TORCH = [
     "encoder.types",

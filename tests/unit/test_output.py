@@ -73,7 +73,7 @@ def test_parts_are_safetensors_and_the_manifest_says_where_each_item_is(tmp_path
         assert found[name].dtype == dtype
         assert torch.equal(found[name], outcome.embedding.tokens)
     with safe_open(tmp_path / "part-00000.safetensors", framework="pt") as file:
-        assert file.metadata() == {"model": "tiny"}
+        assert file.metadata() == {"model": "tiny", "dtype": str(dtype).removeprefix("torch.")}
 
 
 def test_parts_are_rolled_at_their_limit_and_an_item_beyond_it_gets_its_own(tmp_path: Path) -> None:

@@ -1,0 +1,198 @@
+"""The `encpool` command: parse, load the configuration, call one function.
+
+Exit status: 0 all well, 1 something failed, 2 wrong usage, 130 interrupted. Results go to stdout, the rest to stderr.
+Nothing heavy is imported until a command runs, so that `encpool --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from encoder.errors import ConfigError, EncoderPoolError, WeightsError
+
+if TYPE_CHECKING:
+    from cluster.config import PoolConfig
+
+OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+DEFAULT_MODEL = "tiny-minicpmv-2.6"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    parsed = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="encpool: %(message)s")
+    try:
+        status: int = parsed.run(parsed)
+    except (ConfigError, WeightsError) as error:
+        return _fail(error, WRONG_USAGE)
+    except (EncoderPoolError, OSError) as error:
+        return _fail(error, FAILED)
+    except KeyboardInterrupt:
+        print("encpool: interrupted; what was encoded so far is in the output directory", file=sys.stderr)
+        return INTERRUPTED
+    return status
+
+
+def _fail(error: Exception, status: int) -> int:
+    for line in str(error).splitlines():
+        print(f"encpool: error: {line}", file=sys.stderr)
+    return status
+
+
+# --- commands ---
+
+
+def _encode(parsed: argparse.Namespace) -> int:
+    from cluster.sources import find_sources
+
+    sources = find_sources(parsed.paths)
+    config = _encode_config(parsed)
+    from cluster.encode_files import encode_files
+
+    summary = encode_files(sources, parsed.out, config, overwrite=parsed.overwrite)
+    print(f"{summary}; written to {parsed.out}")
+    return FAILED if summary.num_failed else OK
+
+
+def _encode_config(parsed: argparse.Namespace) -> PoolConfig:
+    """The configuration file, or the embedded default, with the options laid over it."""
+    from cluster.config import load_config, parse_config
+
+    values: dict[str, Any] = {"worker": {"encoder": {"model": DEFAULT_MODEL}}}
+    if parsed.config is not None:
+        values = load_config(parsed.config).model_dump()
+    encoder = values["worker"]["encoder"]
+    if parsed.model is not None:
+        encoder["model"] = parsed.model
+    if parsed.dtype is not None:
+        encoder["dtype"] = parsed.dtype
+    if parsed.workers is not None:
+        values["num_workers"] = parsed.workers
+    elif "num_workers" not in values:
+        from cluster.encode_files import default_num_workers
+
+        values["num_workers"] = default_num_workers()
+    return parse_config(values, source="encode")
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    from cluster.demo import run_demo
+
+    return FAILED if run_demo() else OK
+
+
+def _models(parsed: argparse.Namespace) -> int:
+    from cluster.tables import aligned
+    from encoder.adapters.registry import families
+
+    rows = [
+        (preset, name, "/".join(family.modalities), family.token_rule, about.summary)
+        for name, family in families().items()
+        for preset, about in family.presets.items()
+    ]
+    print(aligned(("model", "family", "takes", "tokens", "what it is"), rows))
+    print("\nA directory or a hub id with a released checkpoint of one of these families works as well.")
+    return OK
+
+
+def _check_config(parsed: argparse.Namespace) -> int:
+    from cluster.config import load_config
+    from cluster.config_check import describe_config
+
+    print(f"{parsed.file}: {describe_config(load_config(parsed.file))}")
+    return OK
+
+
+def _init_checkpoint(parsed: argparse.Namespace) -> int:
+    from encoder.checkpoints import init_checkpoint
+
+    init_checkpoint(parsed.model, parsed.directory, seed=parsed.seed)
+    print(f"wrote {parsed.model} with the weights of seed {parsed.seed} to {parsed.directory}")
+    return OK
+
+
+# --- arguments ---
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="encpool", description="Encode images with a pool of vision encoders and their CUDA graphs."
+    )
+    parser.add_argument("--version", action=_Version, help="show the version and leave")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    encode = commands.add_parser(
+        "encode",
+        help="encode images into one embedding each",
+        description="Encode files, folders and patterns; write DIR/manifest.jsonl and DIR/part-*.safetensors. "
+        "Uses the Ray cluster that RAY_ADDRESS names, or one of its own on this machine. "
+        "Exit status: 0 all encoded, 1 some failed, 2 wrong usage.",
+    )
+    encode.add_argument(
+        "paths", nargs="+", metavar="PATH", help="an image, a folder (searched to the bottom), a pattern"
+    )
+    encode.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
+    encode.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
+    encode.add_argument(
+        "--model", metavar="NAME|DIR", help=f"a preset, a snapshot directory or a hub id (default: {DEFAULT_MODEL})"
+    )
+    encode.add_argument(
+        "--workers", type=_positive, metavar="N", help="number of workers (default: one a GPU, or one on the CPU)"
+    )
+    encode.add_argument("--dtype", choices=DTYPES, help="numbers to compute in (auto: bfloat16 on GPU, float32 on CPU)")
+    encode.add_argument("--overwrite", action="store_true", help="replace an earlier run's results in DIR")
+    encode.set_defaults(run=_encode)
+
+    demo = commands.add_parser("demo", help="draw some pictures, encode them with two CPU workers, show what came out")
+    demo.set_defaults(run=_demo)
+
+    models = commands.add_parser("models", help="list the models that need no download")
+    models.set_defaults(run=_models)
+
+    config = commands.add_parser("config", help="look at configuration files")
+    actions = config.add_subparsers(title="actions", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="say what a configuration file asks for, or what is wrong with it")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(run=_check_config)
+
+    init = commands.add_parser(
+        "init-checkpoint", help="write a preset's seeded weights as a released-layout checkpoint"
+    )
+    init.add_argument("model", metavar="MODEL", help="a preset (`encpool models` lists them)")
+    init.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
+    init.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the weights (default: 0)")
+    init.set_defaults(run=_init_checkpoint)
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked for it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"encpool {version('encpool')}")
+        except PackageNotFoundError:
+            print("encpool, run from a source tree that is not installed")
+        parser.exit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

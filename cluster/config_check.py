@@ -1,0 +1,35 @@
+"""What a configuration asks for, and whether it could work, without a GPU, Ray or a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.config import PoolConfig
+from encoder.adapters.registry import families, load_adapter
+from encoder.config import EncoderConfig
+from encoder.graphs import graph_keys
+
+
+def describe_config(config: PoolConfig) -> str:
+    """One line on the pool. Raises ConfigError for a model, layout or budget that cannot work."""
+    encoder, device = config.worker.encoder, config.worker.device
+    return (
+        f"ok: {config.num_workers} x {encoder.model} in {encoder.dtype} on {device}, "
+        f"{_graphs(encoder, 'cpu' if device == 'cpu' else 'cuda')}"
+    )
+
+
+def _graphs(encoder: EncoderConfig, device: str) -> str:
+    if not _is_here(encoder.model):
+        return f"layouts {', '.join(encoder.layouts)} (its graphs cannot be counted before the checkpoint is here)"
+    adapter = load_adapter(encoder)
+    if not encoder.graphs:
+        return "no graphs"
+    num_graphs = len(graph_keys(adapter, encoder, adapter.encoder, device))
+    return f"{num_graphs} graphs a worker over {', '.join(encoder.layouts)}"
+
+
+def _is_here(model: str) -> bool:
+    """Whether a model can be looked at without a network; a wrong name counts as here, so that it is named."""
+    presets = {preset for family in families().values() for preset in family.presets}
+    return model in presets or Path(model).expanduser().is_dir() or model.count("/") != 1

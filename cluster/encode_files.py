@@ -1,0 +1,74 @@
+"""One run of `encpool encode`: files through a pool of its own into an output directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from cluster.config import PoolConfig
+from cluster.output import OutputWriter, prepare_directory
+from cluster.pool import EncoderPool
+from cluster.progress import EncodeProgress
+from cluster.sources import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a run came to."""
+
+    num_items: int
+    num_failed: int
+    num_parts: int
+    elapsed_s: float  # encoding, without the pool's start
+    hit_rate: float
+    fill: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_items} items in {self.elapsed_s:.1f} s ({self.num_items / max(self.elapsed_s, 1e-9):.1f} a "
+            f"second), {self.num_failed} failed; hit rate {self.hit_rate:.0%}, fill {self.fill:.0%}"
+        )
+
+
+def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, overwrite: bool = False) -> RunSummary:
+    """Encode every source and write what came of it, in the order of the sources.
+
+    Whatever ends the run early, the output holds what was encoded until then. Raises ConfigError for an output
+    directory that is taken, a PoolError when the pool cannot start.
+    """
+    prepare_directory(out, overwrite=overwrite)
+    metadata = {"format": "pt", "model": config.worker.encoder.model, "encpool": _version()}
+    with (
+        EncoderPool.start(config) as pool,
+        OutputWriter(out, metadata=metadata) as output,
+        EncodeProgress(len(sources), pool.stats) as progress,
+    ):
+        outcomes = pool.encode_many(source.path for source in sources)
+        for source, outcome in zip(sources, outcomes, strict=True):
+            output.write(source, outcome)
+            progress.advance(None if outcome.error is None else f"{source.path}: {outcome.error}")
+        stats, elapsed_s = pool.stats(), progress.elapsed_s
+    return RunSummary(
+        num_items=progress.num_done,
+        num_failed=progress.num_failed,
+        num_parts=output.num_parts,
+        elapsed_s=elapsed_s,
+        hit_rate=stats.hit_rate,
+        fill=stats.fill,
+    )
+
+
+def default_num_workers() -> int:
+    """One for each GPU of this machine, or one on its CPU."""
+    return max(1, torch.cuda.device_count())
+
+
+def _version() -> str:
+    try:
+        return version("encpool")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"

@@ -1,0 +1,115 @@
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from cluster.cli import DTYPES, main
+from encoder.config import Dtype
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def status(*arguments: str) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as leaving:  # argparse leaves by itself
+        return int(leaving.code or 0)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-X", "importtime", "-m", "cluster.cli", *arguments]
+    return subprocess.run(command, cwd=CONFIGS.parent, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_help_answers_within_a_second_and_loads_nothing_heavy() -> None:
+    seconds = []
+    for _ in range(3):  # the fastest: the machine may be busy
+        started_s = time.perf_counter()
+        done = run("--help")
+        seconds.append(time.perf_counter() - started_s)
+    assert done.returncode == 0
+    assert "init-checkpoint" in done.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not loaded & {"torch", "ray", "transformers", "numpy", "PIL", "pydantic", "rich"}
+    assert min(seconds) < 1.0
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("--version") == 0
+    assert capsys.readouterr().out.startswith("encpool")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required: COMMAND"),
+        (["encod"], "invalid choice: 'encod'"),
+        (["encode", "photo.png"], "required: --out"),
+        (["encode", "--out", "out"], "required: PATH"),
+        (["encode", "gone.png", "--out", "out"], "no such file or folder: gone.png"),
+        (["encode", "photo.png", "--out", "out", "--workers", "0"], "'0' is no whole number from 1"),
+        (["encode", "photo.png", "--out", "out", "--dtype", "int4"], "invalid choice: 'int4'"),
+        (["encode", "photo.png", "--out", "out", "--config", "gone.yaml"], "gone.yaml: cannot be read"),
+        (["encode", "photo.png", "--out", "out", "--config", "typo.yaml"], "did you mean 'num_workers'?"),
+        (["encode", "photo.png", "--out", "out", "--model", "tiny-minicpmv-2.7"], "did you mean 'tiny-minicpmv-2."),
+        (["encode", "photo.png", "--out", "photo.png"], "cannot write to photo.png"),
+        (["encode", "photo.png", "--out", "used"], "--overwrite"),
+        (["config"], "required: ACTION"),
+        (["config", "check", "typo.yaml"], "unknown key 'num_worker'"),
+        (["config", "check", "budget.yaml"], "token budget"),
+        (["config", "check", "axis.yaml"], "capture axis 'layout' has no keys"),
+        (["init-checkpoint", "tiny-minicpmv-2.6", "used"], "not empty"),
+        (["init-checkpoint", "nothing", "new"], "no model 'nothing'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(
+    arguments: list[str],
+    said: str,
+    save_picture: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = save_picture("photo.png").parent
+    monkeypatch.chdir(folder)
+    (folder / "typo.yaml").write_text("num_worker: 2\nworker: {encoder: {model: tiny-minicpmv-2.6}}\n")
+    encoder = "num_workers: 1\nworker: {encoder: {model: tiny-minicpmv-2.6, %s}}\n"
+    (folder / "budget.yaml").write_text(encoder % "token_budgets: [0]")
+    (folder / "axis.yaml").write_text(encoder % "layouts: []")
+    (folder / "used").mkdir()
+    (folder / "used" / "manifest.jsonl").touch()
+    assert status(*arguments) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+
+
+def test_every_shipped_configuration_passes_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted(CONFIGS.glob("*.yaml"))
+    assert files
+    for file in files:
+        assert status("config", "check", str(file)) == 0
+        assert "graphs a worker" in capsys.readouterr().out
+
+
+def test_models_lists_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("models") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("tiny-minicpmv-2.6 ") for line in lines)
+
+
+def test_init_checkpoint_writes_what_config_check_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snapshot = tmp_path / "snapshot"
+    assert status("init-checkpoint", "tiny-minicpmv-4.0", str(snapshot), "--seed", "7") == 0
+    assert "seed 7" in capsys.readouterr().out
+    config = tmp_path / "pool.yaml"
+    config.write_text(f"num_workers: 1\nworker: {{encoder: {{model: {snapshot}}}}}\n")
+    assert status("config", "check", str(config)) == 0
+
+
+def test_dtypes_are_those_of_the_configuration() -> None:
+    assert get_args(Dtype) == DTYPES
