@@ -1,0 +1,108 @@
+"""Which segments form a replay: nothing over capacity, nothing lost, nothing promoted to a looser key."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from encoder.packing import GraphTable, GraphView, plan_replay, take
+from encoder.types import AxisKeys, Capacity, GraphKey, Grid, MissReason, SegmentShape
+
+MISSING_KEY = ("huge",)
+
+
+def measure(grid: Grid) -> SegmentShape:
+    return SegmentShape(grid=grid, num_patches=grid[1] * grid[2], num_tokens=grid[1])
+
+
+def axis_choices(grid: Grid) -> list[AxisKeys]:
+    """Small grids have a key of their own; everything below 50 rows goes to "any"."""
+    if grid[1] >= 50:
+        return [MISSING_KEY] if grid[1] >= 90 else []
+    return [("small",), ("any",)] if grid[1] <= 4 else [("any",)]
+
+
+def view(axis_key: str, budget: int, cost_ms: float) -> GraphView:
+    capacity = Capacity(patches=budget * 8, segments=budget // 2, tokens=budget, longest=budget * 6)
+    key = GraphKey(encoder="toy", path="image", axis_keys=(axis_key,), token_budget=budget)
+    return GraphView(key=key, capacity=capacity, cost_ms=cost_ms)
+
+
+VIEWS = [view("small", 8, 1.0), view("small", 16, 1.5), view("any", 16, 2.0), view("any", 64, 5.0)]
+grids = st.tuples(st.just(1), st.integers(1, 100), st.integers(1, 10))
+pending_lists = st.lists(grids.map(measure), min_size=1, max_size=60)
+
+
+def table(views: list[GraphView] = VIEWS) -> GraphTable:
+    return GraphTable(views, axis_choices, measure, {MISSING_KEY: MissReason.CAPTURE_FAILED})
+
+
+@given(
+    pending_lists,
+    st.builds(
+        Capacity,
+        patches=st.integers(0, 400),
+        segments=st.integers(0, 9),
+        tokens=st.integers(0, 90),
+        longest=st.integers(0, 300),
+    ),
+)
+def test_take_never_exceeds_a_capacity(shapes: list[SegmentShape], capacity: Capacity) -> None:
+    taken = [shapes[index] for index in take(shapes, capacity)]
+    assert len(taken) <= capacity.segments
+    assert sum(shape.num_patches for shape in taken) <= capacity.patches
+    assert sum(shape.num_tokens for shape in taken) <= capacity.tokens
+    assert all(shape.num_patches <= capacity.longest for shape in taken)
+
+
+@given(pending_lists)
+def test_every_segment_runs_once_and_within_capacity(shapes: list[SegmentShape]) -> None:
+    waiting = list(range(len(shapes)))
+    served: list[int] = []
+    graphs = {view.key: view.capacity for view in VIEWS}
+    while waiting:
+        replay = plan_replay([shapes[index] for index in waiting], table(), eager_patches=200)
+        assert 0 in replay.taken, "the oldest segment is never passed over"
+        chosen = [waiting[index] for index in replay.taken]
+        assert len(set(chosen)) == len(chosen)
+        taken = [shapes[index] for index in chosen]
+        if replay.key is None:
+            assert replay.reason is not None
+            assert sum(shape.num_patches for shape in taken) <= max(200, taken[0].num_patches)
+        else:
+            capacity = graphs[replay.key]
+            assert take(taken, capacity) == tuple(range(len(taken)))
+            assert all(axis_choices(shape.grid)[0] == replay.key.axis_keys for shape in taken if shape.num_patches < 40)
+        served += chosen
+        waiting = [index for index in waiting if index not in chosen]
+    assert sorted(served) == list(range(len(shapes)))
+
+
+def test_budget_with_least_cost_per_useful_patch_wins() -> None:
+    few, many = [measure((1, 10, 5))], [measure((1, 10, 5))] * 6
+    assert plan_replay(few, table(), eager_patches=100).key == VIEWS[2].key
+    assert plan_replay(many, table(), eager_patches=100).key == VIEWS[3].key
+
+
+def test_segments_are_not_promoted_to_a_looser_key() -> None:
+    shapes = [measure((1, 8, 5)), measure((1, 2, 2)), measure((1, 8, 5))]
+    replay = plan_replay(shapes, table(), eager_patches=100)
+    assert replay.taken == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("grid", "reason"),
+    [
+        ((1, 60, 1), MissReason.NO_AXIS_KEY),
+        ((1, 40, 10), MissReason.TOO_LARGE),
+        ((1, 95, 1), MissReason.CAPTURE_FAILED),
+    ],
+)
+def test_what_no_graph_holds_runs_eagerly_with_its_reason(grid: Grid, reason: MissReason) -> None:
+    assert plan_replay([measure(grid)], table(), eager_patches=10).reason is reason
+
+
+def test_without_graphs_everything_runs_eagerly() -> None:
+    replay = plan_replay([measure((1, 2, 2))] * 3, table([]), eager_patches=8)
+    assert (replay.key, replay.reason, replay.taken) == (None, MissReason.GRAPHS_OFF, (0, 1))

@@ -1,0 +1,136 @@
+"""Checkpoints in the released layout: written, read back, and refused with names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from encoder import weights
+from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.checkpoints import init_checkpoint
+from encoder.config import EncoderConfig
+from encoder.errors import ConfigError, WeightsError
+from encoder.weights import load_tensors, random_tensors, write_snapshot
+
+PRESET = "tiny-minicpmv-2.6"
+
+
+@pytest.fixture
+def shapes() -> dict[str, tuple[int, ...]]:
+    return load_adapter(EncoderConfig(model=PRESET)).weight_shapes()
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    init_checkpoint(PRESET, tmp_path / "snapshot", seed=3)
+    return tmp_path / "snapshot"
+
+
+def test_released_names_are_written_and_read_back(snapshot: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    read, made = load_tensors(snapshot, shapes), random_tensors(shapes, seed=3)
+    assert read.keys() == made.keys()
+    assert all(torch.equal(read[name], made[name]) for name in made)
+    assert "vpm.encoder.layers.1.self_attn.q_proj.weight" in read
+    assert "resampler.attn.in_proj_weight" in read
+
+
+def test_a_snapshot_is_told_by_its_config(snapshot: Path) -> None:
+    model = resolve_model(str(snapshot))
+    assert (model.name, model.snapshot) == ("snapshot", snapshot)
+
+
+def test_only_shards_with_wanted_tensors_are_opened(
+    snapshot: Path, shapes: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "MAX_SHARD_BYTES", 200_000)
+    config = json.loads((snapshot / "config.json").read_text())
+    language = {"llm.model.embed_tokens.weight": torch.zeros(60_000)}
+    write_snapshot(snapshot / "sharded", config, language | random_tensors(shapes, seed=3), torch.float32)
+    index = json.loads((snapshot / "sharded" / weights.INDEX).read_text())["weight_map"]
+    assert len(set(index.values())) > 2
+    shard_of_language = snapshot / "sharded" / index["llm.model.embed_tokens.weight"]
+    if [name for name, shard in index.items() if shard == shard_of_language.name] == ["llm.model.embed_tokens.weight"]:
+        shard_of_language.unlink()
+    assert load_tensors(snapshot / "sharded", shapes).keys() == shapes.keys()
+
+
+def test_single_file_without_index_is_read(snapshot: Path, shapes: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
+    tensors = random_tensors(shapes, seed=1)
+    save_file(tensors, tmp_path / weights.SINGLE)
+    assert load_tensors(tmp_path, shapes).keys() == shapes.keys()
+
+
+def test_missing_and_misshapen_tensors_are_named(snapshot: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    index = snapshot / weights.INDEX
+    stored = json.loads(index.read_text())
+    del stored["weight_map"]["resampler.query"]
+    index.write_text(json.dumps(stored))
+    with pytest.raises(WeightsError, match=r"1 tensors are missing: resampler\.query"):
+        load_tensors(snapshot, shapes)
+    wider = shapes | {"resampler.proj": (512, 512)}
+    del wider["resampler.query"]
+    with pytest.raises(WeightsError, match=r"resampler\.proj is \[256, 256\], not \[512, 512\]"):
+        load_tensors(snapshot, wider)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "no_index", "bad_index"])
+def test_damaged_checkpoints_are_typed_errors(snapshot: Path, shapes: dict[str, tuple[int, ...]], damage: str) -> None:
+    shard = next(snapshot.glob("*.safetensors"))
+    if damage == "truncate":
+        shard.write_bytes(shard.read_bytes()[:1000])
+    elif damage == "garbage":
+        shard.write_bytes(b"not a checkpoint at all")
+    elif damage == "no_index":
+        (snapshot / weights.INDEX).unlink()
+    else:
+        (snapshot / weights.INDEX).write_text("{")
+    with pytest.raises(WeightsError, match=str(snapshot)):
+        load_tensors(snapshot, shapes)
+
+
+def test_random_weights_depend_on_name_and_seed_alone(shapes: dict[str, tuple[int, ...]]) -> None:
+    one = {"resampler.proj": shapes["resampler.proj"]}
+    assert torch.equal(random_tensors(one, seed=5)["resampler.proj"], random_tensors(shapes, seed=5)["resampler.proj"])
+    assert not torch.equal(random_tensors(one, seed=5)["resampler.proj"], random_tensors(one, seed=6)["resampler.proj"])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "llava"}, "model_type 'llava' has no adapter; these have: .*minicpmv"),
+        ({"model_type": "minicpmv", "version": 2.0}, "MiniCPM-V 2.0 is not supported"),
+        ({"model_type": "minicpmv", "version": 2.6}, "lacks 'vision_config'"),
+    ],
+)
+def test_checkpoints_of_other_models_are_refused(tmp_path: Path, config: dict[str, object], message: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message):
+        load_adapter(EncoderConfig(model=str(tmp_path)))
+
+
+def test_directories_and_presets_that_do_not_fit_are_refused(snapshot: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not empty"):
+        init_checkpoint(PRESET, snapshot)
+    with pytest.raises(ConfigError, match="is a checkpoint already"):
+        init_checkpoint(str(snapshot), tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"no readable config\.json"):
+        resolve_model(str(tmp_path))
+
+
+def test_layers_stored_last_may_be_skipped(snapshot: Path) -> None:
+    """`drop_vision_last_layer` changes the result, not the keys that are read."""
+    from encoder.runner import EncoderRunner
+
+    config = json.loads((snapshot / "config.json").read_text())
+    runner = EncoderRunner.from_config(EncoderConfig(model=str(snapshot), graphs=False), "cpu")
+    (snapshot / "config.json").write_text(json.dumps(config | {"drop_vision_last_layer": True}))
+    dropped = EncoderRunner.from_config(EncoderConfig(model=str(snapshot), graphs=False), "cpu")
+    from PIL import Image
+
+    segment = runner.adapter.prepare(Image.new("RGB", (100, 100), (9, 90, 200)))
+    assert not torch.allclose(runner.encode(segment)[0], dropped.encode(segment)[0], atol=1e-3)
+    assert load_file(next(snapshot.glob("*.safetensors"))).keys() == dropped.adapter.weight_shapes().keys()
