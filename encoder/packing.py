@@ -1,16 +1,15 @@
 """Which pending segments form the next replay, and of which graph. Pure functions, free of torch.
 
 Segments are grouped by the tightest captured axis keys that hold them and never promoted to looser ones; the oldest
-segment's group goes first. Within a group the budget with the least cost per useful patch wins. A segment that no
-graph holds runs eagerly.
+segment's group goes first. Within a group the budget wins that makes the whole group, this replay and the rest, take
+the least time. A segment that no graph holds runs eagerly.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, MissReason, SegmentShape
 
@@ -67,10 +66,19 @@ class GraphTable:
             self.ladders[view.key.axis_keys].append(view)
         self._homes: dict[Grid, tuple[AxisKeys | None, MissReason | None]] = {}
 
-    @cached_property
+    @property
     def views(self) -> tuple[GraphView, ...]:
         """Every graph, by axis keys and budget."""
         return tuple(view for ladder in self.ladders.values() for view in ladder)
+
+    def correct(self, key: GraphKey, elapsed_ms: float, num_patches: int) -> None:
+        """Learn from a replay that was nearly full: clocks and neighbours change what was measured at capture."""
+        ladder = self.ladders[key.axis_keys]
+        index = next((index for index, view in enumerate(ladder) if view.key == key), None)
+        if index is None or num_patches < 0.9 * ladder[index].capacity.patches:
+            return
+        cost_ms = ladder[index].cost_ms
+        ladder[index] = replace(ladder[index], cost_ms=cost_ms + 0.05 * (elapsed_ms - cost_ms))
 
     def home(self, grid: Grid) -> tuple[AxisKeys | None, MissReason | None]:
         """The tightest axis keys with a graph that holds this grid, or None and the reason."""
@@ -116,13 +124,43 @@ def plan_replay(
         )
         return Replay(key=None, taken=tuple(group[index] for index in take(shapes, room)), reason=reason)
 
-    best: tuple[float, GraphKey, tuple[int, ...]] | None = None
-    for view in table.ladders[keys]:
-        if not view.capacity.admits(shapes[0]):
-            continue
-        taken = take(shapes, view.capacity)
-        cost = view.cost_ms / sum(shapes[index].num_patches for index in taken)
-        if best is None or cost < best[0]:
-            best = (cost, view.key, taken)
-    assert best is not None, "home() only names axis keys whose graphs admit the grid"
-    return Replay(key=best[1], taken=tuple(group[index] for index in best[2]))
+    ladder = table.ladders[keys]
+    options = [(view, take(shapes, view.capacity)) for view in ladder if view.capacity.admits(shapes[0])]
+    assert options, "home() only names axis keys whose graphs admit the grid"
+    total = _Amount.of(shapes)
+
+    def cost_ms(option: tuple[GraphView, tuple[int, ...]]) -> float:
+        view, taken = option
+        return view.cost_ms + _rest_ms(total - _Amount.of([shapes[index] for index in taken]), ladder)
+
+    view, taken = min(options, key=cost_ms)
+    return Replay(key=view.key, taken=tuple(group[index] for index in taken))
+
+
+@dataclass(frozen=True, slots=True)
+class _Amount:
+    """How much a group of segments asks for."""
+
+    patches: int
+    segments: int
+    tokens: int
+
+    @classmethod
+    def of(cls, shapes: Sequence[SegmentShape]) -> _Amount:
+        return cls(sum(shape.num_patches for shape in shapes), len(shapes), sum(shape.num_tokens for shape in shapes))
+
+    def __sub__(self, other: _Amount) -> _Amount:
+        return _Amount(self.patches - other.patches, self.segments - other.segments, self.tokens - other.tokens)
+
+    def share_of(self, capacity: Capacity) -> float:
+        """Of the scarcest room; above 1 it doesn't fit."""
+        return max(self.patches / capacity.patches, self.segments / capacity.segments, self.tokens / capacity.tokens)
+
+
+def _rest_ms(rest: _Amount, ladder: Sequence[GraphView]) -> float:
+    """What the rest will take at best: one replay if one has the room, else a share of the largest graph's time."""
+    if rest.segments == 0:
+        return 0.0
+    fitting = [view.cost_ms for view in ladder if rest.share_of(view.capacity) <= 1]
+    largest = ladder[-1]
+    return min(fitting) if fitting else largest.cost_ms * rest.share_of(largest.capacity)

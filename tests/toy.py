@@ -59,6 +59,9 @@ class ToyAdapter:
         capacity = Capacity(patches=rows * width, segments=len(shapes), tokens=rows, longest=rows * width)
         return (str(width), "mixed"), capacity
 
+    def sample(self, axis_keys: AxisKeys) -> Segment:
+        return toy_segment(self, 1 if axis_keys[1] == "odd" else 2, int(str(axis_keys[0])))
+
     def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:
         return {
             "scale": TensorSpec(shape=(capacity.tokens,), dtype="int32"),

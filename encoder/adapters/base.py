@@ -82,6 +82,9 @@ class EncoderAdapter(Protocol):
     def exact(self, shapes: Sequence[SegmentShape]) -> tuple[AxisKeys, Capacity]:
         """Layout and room of an eager run of just these segments."""
 
+    def sample(self, axis_keys: AxisKeys) -> Segment:
+        """A segment as traffic brings them, of any pixels, for a graph of these keys to be measured with."""
+
     def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:
         """Input buffers of a run; `pixels` comes last."""
 

@@ -187,6 +187,14 @@ class MiniCPMV:
             longest=-(-max(lengths) // 256) * 256,
         )
 
+    def sample(self, axis_keys: AxisKeys) -> Segment:
+        """A square slice, or one that fills its rectangle."""
+        side = self.scale_resolution // self.patch_size
+        rectangle = self._layouts[str(axis_keys[0])]
+        rows, columns = (rectangle.rows, rectangle.columns) if rectangle else (side, side)
+        pixels = np.random.default_rng(0).integers(0, 256, (rows * columns, self.patch_size**2 * 3), dtype=np.uint8)
+        return Segment(shape=self.measure((1, rows, columns)), patches_PC=pixels)
+
     def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:
         """Boundaries, position ids of the tower, row and column of each patch for the resampler, pixels."""
         per_patch = TensorSpec(shape=(capacity.patches,), dtype="int32")

@@ -79,10 +79,19 @@ def test_every_segment_runs_once_and_within_capacity(shapes: list[SegmentShape])
     assert sorted(served) == list(range(len(shapes)))
 
 
-def test_budget_with_least_cost_per_useful_patch_wins() -> None:
-    few, many = [measure((1, 10, 5))], [measure((1, 10, 5))] * 6
-    assert plan_replay(few, table(), eager_patches=100).key == VIEWS[2].key
-    assert plan_replay(many, table(), eager_patches=100).key == VIEWS[3].key
+@pytest.mark.parametrize(("num_segments", "budget"), [(1, 16), (2, 16), (4, 16), (5, 64), (8, 64)])
+def test_budget_that_serves_the_whole_group_soonest_wins(num_segments: int, budget: int) -> None:
+    """Replays of 16 hold two of 8 rows in 2 ms, those of 64 hold eight in 5 ms: two of those, or one of these."""
+    replay = plan_replay([measure((1, 8, 5))] * num_segments, table(), eager_patches=100)
+    assert replay.key is not None
+    assert replay.key.token_budget == budget
+
+
+def test_a_remainder_is_not_left_over_for_a_slightly_better_rate() -> None:
+    """Nine run in one replay of 1.5 ms a segment, although eight would cost less a segment: the ninth pays for it."""
+    nine, eight, one = view("any", 72, 14.0), view("any", 64, 12.1), view("any", 8, 2.3)
+    replay = plan_replay([measure((1, 8, 5))] * 9, table([one, eight, nine]), eager_patches=100)
+    assert replay.key == nine.key
 
 
 def test_segments_are_not_promoted_to_a_looser_key() -> None:
