@@ -9,7 +9,6 @@ output is copied out while the next one computes. A ring of pinned host buffers 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -59,8 +58,8 @@ class Launch:
 
     replay: Replay
     token_counts: list[int]
+    num_patches: int
     slot: Slot
-    started_s: float
     elapsed_ms: float = 0.0  # device time; set by `finish`
 
 
@@ -131,11 +130,16 @@ class EncoderRunner:
 
     def _update_table(self) -> None:
         missing: dict[AxisKeys, MissReason] = dict.fromkeys(self._graphs.failed_axis_keys(), MissReason.CAPTURE_FAILED)
-        self._table = GraphTable(self.graph_views(), self.adapter.axis_choices, self.adapter.measure, missing)
+        self._table = GraphTable(
+            [graph.view() for graph in self._graphs.graphs.values()],
+            self.adapter.axis_choices,
+            self.adapter.measure,
+            missing,
+        )
 
     def graph_views(self) -> tuple[GraphView, ...]:
         """The graphs held, with their measured costs."""
-        return tuple(graph.view() for graph in self._graphs.graphs.values())
+        return self._table.views
 
     def plan(self, pending: Sequence[SegmentShape]) -> Replay:
         """Which of the pending segments, oldest first, form the next replay."""
@@ -162,8 +166,8 @@ class EncoderRunner:
         launch = Launch(
             replay=replay,
             token_counts=[shape.num_tokens for shape in shapes],
+            num_patches=sum(shape.num_patches for shape in shapes),
             slot=slot,
-            started_s=time.perf_counter(),
         )
         with self._ring.computing(slot, used_bytes):
             if replay.key is None:
@@ -196,6 +200,8 @@ class EncoderRunner:
         out_TE = launch.slot.wait(self.dtype, (num_rows, self.adapter.hidden_size))
         launch.elapsed_ms = launch.slot.elapsed_ms()
         self._ring.release(launch.slot)
+        if launch.replay.key is not None:
+            self._table.correct(launch.replay.key, launch.elapsed_ms, launch.num_patches)
         return list(out_TE.split(launch.token_counts))
 
     def encode(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
