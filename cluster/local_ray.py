@@ -47,6 +47,7 @@ def connect(config: PoolConfig) -> OwnRay | None:
         # A local cluster authenticates by token unless RAY_AUTH_MODE says otherwise. Without one at hand Ray would
         # save one in the home directory; ours keeps other users of the machine out as well and leaves nothing behind.
         os.environ["RAY_AUTH_TOKEN"] = _TOKEN
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it announces the token at each start
     num_cpus = math.ceil(config.num_workers * config.cpus_per_worker)
     try:
         ray.init(

@@ -131,7 +131,7 @@ class EncoderPool:
                     namespace=NAMESPACE,
                     num_cpus=config.cpus_per_worker,
                     num_gpus=1 if worker_config.device == "cuda" else 0,
-                ).remote(worker_id, worker_config, router)
+                ).remote(worker_id, worker_config, f"{name}.router", NAMESPACE)
             pool._wait_ready(started_s + config.start_timeout_s)
         except BaseException:
             if pool is not None:

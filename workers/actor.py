@@ -24,8 +24,11 @@ ROUTER_TIMEOUT_S = 10.0
 class EncoderWorkerActor:
     """Registers with the router once it can encode, or cannot; beats from then on. Restarted, it does so again."""
 
-    def __init__(self, worker_id: str, config: WorkerConfig, router: Any) -> None:
-        """`router` is the handle of a `cluster.router.RouterActor`."""
+    def __init__(self, worker_id: str, config: WorkerConfig, router_name: str, namespace: str) -> None:
+        """`router_name` is the actor name of the pool's `cluster.router.RouterActor`.
+
+        A name, not a handle: a restart must not depend on a handle that its creator may have dropped.
+        """
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         if config.device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
@@ -35,7 +38,7 @@ class EncoderWorkerActor:
 
         if config.torch_threads is not None:
             torch.set_num_threads(config.torch_threads)
-        self._router = router
+        self._router = ray.get_actor(router_name, namespace=namespace)
         self._interval_s = config.report_interval_s
         self._settled: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._worker = EncoderWorker(config, worker_id, on_settled=self._settled.put)

@@ -1,0 +1,184 @@
+"""Stand-ins for what is slow or hard to break on purpose: a runner without torch work, and a pool without Ray."""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+
+from encoder.adapters.base import EncoderAdapter, Segment
+from encoder.media import MediaHeader, probe_header
+from encoder.packing import GraphTable, GraphView, Replay, plan_replay
+from encoder.runner import EncoderRunner, RunnerStats
+from encoder.types import AxisKeys, Capacity, GraphKey, Grid, ItemShape, SegmentShape
+from workers.config import WorkerConfig
+from workers.messages import EncodeItem, WorkerReport, WorkerState, WorkerStats
+
+TILE = 100  # pixels of width that one segment covers
+TOKENS = 2  # of each segment
+HIDDEN = 4
+
+
+class FakeAdapter:
+    """Cuts an image into columns; a segment is 10 patches wide and as tall as the image in tens of pixels."""
+
+    encoder, path, hidden_size = "fake", "image", HIDDEN
+
+    def probe(self, header: MediaHeader) -> ItemShape:
+        grids = ((1, max(1, header.height // 10), 10),) * math.ceil(header.width / TILE)
+        shapes = [self.measure(grid) for grid in grids]
+        return ItemShape(
+            grids=grids,
+            num_patches=sum(shape.num_patches for shape in shapes),
+            num_tokens=sum(shape.num_tokens for shape in shapes),
+        )
+
+    def measure(self, grid: Grid) -> SegmentShape:
+        return SegmentShape(grid=grid, num_patches=math.prod(grid), num_tokens=TOKENS)
+
+    def prepare(self, image: Image.Image) -> list[Segment]:
+        shape = self.probe(MediaHeader(width=image.width, height=image.height))
+        brightness = np.asarray(image)[0, 0, 0]
+        return [
+            Segment(shape=self.measure(grid), patches_PC=np.full((math.prod(grid), 3), brightness, np.uint8))
+            for grid in shape.grids
+        ]
+
+    def axis_choices(self, grid: Grid) -> list[AxisKeys]:
+        return [("packed",)]
+
+
+def graph(budget: int = 16, *, cost_ms: float = 10.0, longest: int = 10_000) -> GraphView:
+    """A packed graph of the fake encoder."""
+    capacity = Capacity(patches=longest * 2, segments=budget // TOKENS, tokens=budget, longest=longest)
+    key = GraphKey(encoder="fake@float32", path="image", axis_keys=("packed",), token_budget=budget)
+    return GraphView(key=key, capacity=capacity, cost_ms=cost_ms)
+
+
+class FakeRunner:
+    """The surface of `EncoderRunner` that a worker uses. A segment's tokens all hold its brightness."""
+
+    encoder_id = "fake@float32"
+    device = torch.device("cpu")
+    dtype = torch.float32
+
+    def __init__(self, views: Sequence[GraphView] = (graph(),)) -> None:
+        self.adapter = FakeAdapter()
+        self.stats = RunnerStats()
+        self.views = list(views)
+        self.runs: list[tuple[GraphKey | None, list[Segment]]] = []
+        self.break_run: Callable[[Sequence[Segment], Replay], Exception | None] = lambda segments, replay: None
+        self.gate = threading.Event()  # closed: `finish` waits
+        self.gate.set()
+        self.max_under_way = 0
+        self._under_way = 0
+
+    def capture(self) -> None:
+        pass
+
+    def graph_views(self) -> tuple[GraphView, ...]:
+        return tuple(self.views)
+
+    def plan(self, pending: Sequence[SegmentShape]) -> Replay:
+        adapter = self.adapter
+        return plan_replay(
+            pending, GraphTable(self.views, adapter.axis_choices, adapter.measure), eager_patches=10_000
+        )
+
+    def submit(self, segments: Sequence[Segment], replay: Replay) -> list[Segment]:
+        error = self.break_run(segments, replay)
+        if error is not None:
+            raise error
+        self._under_way += 1
+        self.max_under_way = max(self.max_under_way, self._under_way)
+        self.runs.append((replay.key, list(segments)))
+        if replay.key is None:
+            self.stats.eager_runs += 1
+        else:
+            self.stats.replays[replay.key] += 1
+            self.stats.hits += len(segments)
+        return list(segments)
+
+    def finish(self, launch: list[Segment]) -> list[torch.Tensor]:
+        assert self.gate.wait(20), "the test forgot to open the gate"
+        self._under_way -= 1
+        return [torch.full((TOKENS, HIDDEN), float(segment.patches_PC[0, 0])) for segment in launch]
+
+    def drop(self, key: GraphKey) -> None:
+        self.views = [view for view in self.views if view.key != key]
+
+
+def fake_adapter() -> EncoderAdapter:
+    return cast(EncoderAdapter, FakeAdapter())
+
+
+def loader(runner: FakeRunner) -> Callable[[WorkerConfig], EncoderRunner]:
+    """What `EncoderWorker` takes as `load`."""
+    return lambda config: cast(EncoderRunner, runner)
+
+
+def picture(brightness: int, width: int = TILE, height: int = 100) -> bytes:
+    """A grey PNG; the fake runner returns its brightness."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), (brightness,) * 3).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def item(lease_id: int, encoded: bytes, *, timeout_s: float | None = None) -> EncodeItem:
+    """A wire item whose header was probed as the client does."""
+    header = probe_header(encoded, max_pixels=10**9, max_bytes=10**9)
+    return EncodeItem(
+        lease_id=lease_id,
+        encoded=np.frombuffer(encoded, np.uint8),
+        shape=FakeAdapter().probe(header),
+        timeout_s=timeout_s,
+    )
+
+
+def report(
+    worker_id: str,
+    *,
+    incarnation: str | None = None,
+    state: WorkerState = WorkerState.READY,
+    graphs: tuple[GraphView, ...] = (graph(),),
+    max_queue_ms: float = 100.0,
+    **changes: Any,
+) -> WorkerReport:
+    """What a worker would tell the router."""
+    return WorkerReport(
+        worker_id=worker_id,
+        incarnation=incarnation or f"{worker_id}/0",
+        state=state,
+        graphs=graphs,
+        max_queue_ms=max_queue_ms,
+        **{
+            "error": None,
+            "device": "cpu",
+            "gpu_uuid": None,
+            "host": "here",
+            "pid": 1,
+            "encoder": "fake@float32",
+            "eager_ms_per_patch": 0.05,
+            "backlog_ms": 0.0,
+            "num_waiting": 0,
+            "stats": WorkerStats(),
+            **changes,
+        },
+    )
+
+
+@dataclass
+class Clock:
+    """A clock turned by hand."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now

@@ -1,0 +1,199 @@
+"""The worker's queue: bounded, fair, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from fakes import Clock, fake_adapter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from encoder.adapters.base import Segment
+from encoder.errors import DeadlineError, EncodeError, PoolClosedError, PoolSaturatedError, WorkerLostError
+from encoder.packing import Replay
+from encoder.types import SegmentShape
+from workers.batcher import Batch, Batcher, Job
+
+PIXELS = np.zeros((0, 3), np.uint8)
+
+
+def segments(*rows: int) -> list[Segment]:
+    return [Segment(shape=fake_adapter().measure((1, height, 10)), patches_PC=PIXELS) for height in rows]
+
+
+def make_batcher(
+    clock: Clock | None = None, *, max_queue_ms: float = 100.0, max_ready_patches: int = 10_000
+) -> Batcher:
+    return Batcher(
+        max_queue_ms=max_queue_ms, max_ready_patches=max_ready_patches, now_s=clock or Clock()
+    )
+
+
+def admitted(batcher: Batcher, cost_ms: float = 1.0, deadline_s: float | None = None) -> Job:
+    job = Job(cost_ms=cost_ms, deadline_s=deadline_s)
+    job.on_settled = batcher.release
+    batcher.admit(job)
+    return job
+
+
+def oldest(number: int):  # type: ignore[no-untyped-def]
+    def plan(pending: Sequence[SegmentShape]) -> Replay:
+        return Replay(key=None, taken=tuple(range(min(number, len(pending)))))
+
+    return plan
+
+
+def run(batch: Batch | None) -> None:
+    assert batch is not None
+    for entry in batch.entries:
+        entry.job.deliver(entry.index, torch.zeros(1, 1))
+
+
+def test_a_full_queue_refuses_with_a_hint() -> None:
+    batcher = make_batcher(max_queue_ms=100)
+    admitted(batcher, cost_ms=80)
+    with pytest.raises(PoolSaturatedError, match=r"holds 80 ms of work and takes 100; retry in 10 ms"):
+        admitted(batcher, cost_ms=30)
+    admitted(batcher, cost_ms=20)
+
+
+def test_an_empty_queue_takes_an_item_of_any_cost() -> None:
+    batcher = make_batcher(max_queue_ms=100)
+    job = admitted(batcher, cost_ms=500)
+    batcher.push(job, segments(1))
+    run(batcher.take(oldest(9), wait_s=0))
+    assert batcher.backlog_ms == 0
+    admitted(batcher, cost_ms=500)
+
+
+def test_slices_of_one_image_may_run_in_different_replays() -> None:
+    batcher = make_batcher()
+    job = admitted(batcher)
+    batcher.push(job, segments(1, 2, 3))
+    run(batcher.take(oldest(2), wait_s=0))
+    assert not job.settled
+    run(batcher.take(oldest(2), wait_s=0))
+    assert job.settled
+    assert len(job.outputs) == 3
+
+
+def test_what_a_replay_leaves_keeps_its_place() -> None:
+    batcher = make_batcher()
+    first, second = admitted(batcher), admitted(batcher)
+    batcher.push(first, segments(1, 2, 3))
+    batcher.push(second, segments(4))
+    batch = batcher.take(lambda pending: Replay(key=None, taken=(0, 2)), wait_s=0)
+    assert batch is not None
+    rest = batcher.take(oldest(9), wait_s=0)
+    assert rest is not None
+    assert [entry.segment.shape.grid[1] for entry in rest.entries] == [2, 4]
+
+
+def test_an_item_past_its_deadline_is_dropped_at_dequeue() -> None:
+    clock = Clock()
+    batcher = make_batcher(clock)
+    late, other = admitted(batcher, deadline_s=clock() + 1), admitted(batcher)
+    batcher.push(late, segments(1, 1))
+    batcher.push(other, segments(2))
+    clock.now += 2
+    batch = batcher.take(oldest(9), wait_s=0)
+    assert batch is not None
+    assert [entry.job for entry in batch.entries] == [other]
+    assert isinstance(late.error, DeadlineError)
+    assert batcher.num_admitted == 1
+
+
+def test_a_cancelled_item_costs_no_gpu_time() -> None:
+    batcher = make_batcher()
+    job = admitted(batcher)
+    batcher.push(job, segments(1, 1))
+    job.fail(EncodeError("its caller cancelled it"))
+    assert batcher.take(oldest(9), wait_s=0) is None
+    assert (batcher.num_waiting, batcher.backlog_ms) == (0, 0)
+
+
+def test_a_closed_queue_admits_nothing_and_finishes_what_it_has() -> None:
+    batcher = make_batcher()
+    job = admitted(batcher)
+    batcher.push(job, segments(1))
+    batcher.close()
+    with pytest.raises(PoolClosedError):
+        admitted(batcher)
+    assert not batcher.wait_empty(0)
+    run(batcher.take(oldest(1), wait_s=0))
+    assert batcher.wait_empty(0)
+
+
+def test_abort_settles_everything() -> None:
+    batcher = make_batcher()
+    decoded, undecoded = admitted(batcher), admitted(batcher)
+    batcher.push(decoded, segments(1))
+    batcher.abort(WorkerLostError("gone"))
+    assert isinstance(decoded.error, WorkerLostError)
+    assert isinstance(undecoded.error, WorkerLostError)
+    batcher.push(undecoded, segments(1))
+    assert batcher.take(oldest(1), wait_s=0) is None
+
+
+def test_decoding_pauses_while_too_much_waits() -> None:
+    batcher = make_batcher(max_ready_patches=10)
+    first, second = admitted(batcher), admitted(batcher)
+    batcher.push(first, segments(1))
+    thread = threading.Thread(target=batcher.push, args=(second, segments(2)))
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    run(batcher.take(oldest(1), wait_s=0))
+    thread.join(5)
+    assert batcher.num_waiting == 1
+
+
+def test_take_wakes_up_when_a_segment_arrives() -> None:
+    batcher = make_batcher()
+    job = admitted(batcher)
+    timer = threading.Timer(0.05, batcher.push, args=(job, segments(1)))
+    timer.start()
+    run(batcher.take(oldest(1), wait_s=10))
+    assert job.settled
+    timer.join()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    items=st.lists(
+        st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from("run cancel late".split())),
+        max_size=20,
+    ),
+    data=st.data(),
+)
+def test_nothing_is_lost_or_run_twice(items: list[tuple[list[int], str]], data: st.DataObject) -> None:
+    clock = Clock()
+    batcher = make_batcher(clock, max_queue_ms=1e9, max_ready_patches=10**9)
+    jobs: dict[Job, str] = {}
+    for rows, fate in items:
+        job = admitted(batcher, cost_ms=sum(rows) / 3, deadline_s=clock() + 1 if fate == "late" else None)
+        jobs[job] = fate
+        batcher.push(job, segments(*rows))
+        if fate == "cancel":
+            job.fail(EncodeError("cancelled"))
+    clock.now += 2
+    seen: set[tuple[Job, int]] = set()
+
+    def plan(pending: Sequence[SegmentShape]) -> Replay:
+        others = data.draw(st.sets(st.integers(1, len(pending) - 1), max_size=4)) if len(pending) > 1 else set()
+        return Replay(key=None, taken=(0, *sorted(others)))
+
+    while (batch := batcher.take(plan, wait_s=0)) is not None:
+        for entry in batch.entries:
+            assert (entry.job, entry.index) not in seen
+            seen.add((entry.job, entry.index))
+        run(batch)
+    assert all(job.settled for job in jobs)
+    assert all((job.error is None) == (fate == "run") for job, fate in jobs.items())
+    expected = {(job, index) for job, fate in jobs.items() if fate == "run" for index in range(len(job.outputs))}
+    assert seen == expected
+    assert (batcher.num_admitted, batcher.num_waiting, batcher.backlog_ms) == (0, 0, 0)

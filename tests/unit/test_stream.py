@@ -1,0 +1,339 @@
+"""The client: outcomes in order, each item once, whatever the workers do. Without Ray."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes import HIDDEN, Clock, fake_adapter, graph, picture, report
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.client import Client
+from cluster.config import PoolConfig
+from cluster.router import LeaseRequest, Router
+from cluster.routing import Lease, Refusal
+from cluster.transport import WorkerGone
+from encoder.config import EncoderConfig
+from encoder.errors import (
+    BadMediaError,
+    DeadlineError,
+    EncoderPoolError,
+    MediaTooLargeError,
+    PoisonItemError,
+    PoolClosedError,
+    PoolSaturatedError,
+    WorkerLostError,
+)
+from workers.config import WorkerConfig
+from workers.messages import Beat, EncodeBatch, EncodeResult, ErrorNote, ItemResult, WorkerState
+
+Answer = Callable[[str, EncodeBatch], EncodeResult]
+
+
+class FakePool:
+    """A real router, and workers that answer each call when the client waits for it."""
+
+    def __init__(self, names: str = "ab", *, max_queue_ms: float = 1e6) -> None:
+        self.clock = Clock()
+        self.router = Router(
+            fake_adapter(),
+            lease_timeout_s=60,
+            silent_timeout_s=1e9,
+            now_s=self.clock,
+            rng=random.Random(0),
+        )
+        self.max_queue_ms = max_queue_ms
+        self.incarnations = dict.fromkeys(names, 0)
+        self.calls: dict[int, tuple[str, int, EncodeBatch]] = {}
+        self.log: list[tuple[str, int]] = []  # worker and number of items of each call
+        self.cancelled: list[str] = []
+        self.max_calls_each = 0
+        self.newest_first = True  # the worst case for order
+        self.answer: Answer = encoded
+        self._numbers = itertools.count()
+        for name in names:
+            self.restart(name)
+
+    def restart(self, name: str) -> None:
+        self.incarnations[name] += 1
+        incarnation = f"{name}/{self.incarnations[name]}"
+        self.router.register(
+            report(name, incarnation=incarnation, graphs=(graph(),), max_queue_ms=self.max_queue_ms)
+        )
+
+    def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
+        return self.router.assign(requests)
+
+    def start(self, worker_id: str, batch: EncodeBatch) -> Any:
+        number = next(self._numbers)
+        self.calls[number] = (worker_id, self.incarnations[worker_id], batch)
+        self.log.append((worker_id, len(batch.items)))
+        each = [name for name, _, _ in self.calls.values()]
+        self.max_calls_each = max(self.max_calls_each, *(each.count(name) for name in each))
+        return number
+
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        return list(calls[-1:] if self.newest_first else calls[:1])
+
+    def result(self, call: Any) -> EncodeResult:
+        worker_id, incarnation, batch = self.calls.pop(call)
+        if incarnation != self.incarnations[worker_id]:
+            raise WorkerGone("ActorDiedError")
+        result = self.answer(worker_id, batch)
+        self.router.beat(
+            Beat(
+                worker_id=worker_id,
+                incarnation=f"{worker_id}/{incarnation}",
+                state=WorkerState.READY,
+                settled=tuple(item.lease_id for item in batch.items),
+            )
+        )
+        return result
+
+    def cancel(self, worker_id: str, call_id: str) -> None:
+        self.cancelled.append(call_id)
+
+    def suspect(self, incarnation: str) -> None:
+        self.router.suspect(incarnation)
+
+    def release(self, lease_ids: Sequence[int]) -> None:
+        self.router.release(lease_ids)
+
+    def in_flight_ms(self) -> float:
+        return sum(member.in_flight_ms for member in self.router.members())
+
+
+def encoded(worker_id: str, batch: EncodeBatch, *, failing: dict[int, ErrorNote] | None = None) -> EncodeResult:
+    """Each item's tokens hold the number of bytes that it came as."""
+    answers, rows = [], []
+    for number, item in enumerate(batch.items):
+        error = (failing or {}).get(number)
+        num_tokens = 0 if error else item.shape.num_tokens
+        rows.append(np.full((num_tokens, HIDDEN), item.encoded.nbytes, np.float32))
+        answers.append(
+            ItemResult(num_tokens=num_tokens, graphs=("g",), misses=(), timings_ms={"replay": 1.0}, error=error)
+        )
+    return EncodeResult(
+        worker_id=worker_id, dtype="float32", tokens_TE=np.concatenate(rows), items=tuple(answers)
+    )
+
+
+def client(pool: FakePool, **changes: Any) -> Client:
+    worker = WorkerConfig(encoder=EncoderConfig(model="fake", max_bytes=10_000))
+    config = PoolConfig(num_workers=2, worker=worker, **{"items_per_call": 4, **changes})
+    return Client(config, fake_adapter(), pool, num_workers=lambda: len(pool.incarnations))
+
+
+PICTURES = [picture(1, width=50 + 60 * number, height=40 + number) for number in range(30)]
+
+
+def check(pictures: Sequence[bytes], outcomes: Iterator[Any]) -> None:
+    """Each embedding is that of its own source, in order."""
+    count = 0
+    for source, outcome in zip(pictures, outcomes, strict=True):
+        assert outcome.source is source
+        assert outcome.error is None, outcome.error
+        assert outcome.embedding.tokens.unique().tolist() == [len(source)]
+        assert len(outcome.embedding.tokens) == outcome.embedding.shape.num_tokens
+        count += 1
+    assert count == len(pictures)
+
+
+def test_outcomes_come_in_the_order_of_the_sources() -> None:
+    pool = FakePool()
+    check(PICTURES, client(pool).encode_many(PICTURES))
+    assert {name for name, _ in pool.log} == {"a", "b"}
+    assert max(number for _, number in pool.log) == 4
+    assert pool.max_calls_each == 2
+    assert pool.in_flight_ms() == 0
+
+
+def test_a_path_and_its_bytes_give_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(PICTURES[3])
+    encoder = client(FakePool())
+    by_path, by_bytes = encoder.encode(path), encoder.encode(PICTURES[3])
+    assert by_path.tokens.equal(by_bytes.tokens)
+    assert by_path.timings.keys() == {"replay", "call", "total"}
+    assert encoder.encode(str(path)).shape == encoder.encode(bytearray(PICTURES[3])).shape == by_path.shape
+
+
+def test_a_bad_source_is_an_outcome_of_its_own(tmp_path: Path) -> None:
+    sources = [PICTURES[0], b"no picture", tmp_path / "none.png", tmp_path, b"x" * 10_001, PICTURES[1]]
+    kinds = [type(outcome.error) for outcome in client(FakePool()).encode_many(sources)]
+    assert kinds == [
+        type(None), BadMediaError, BadMediaError, BadMediaError, MediaTooLargeError, type(None),
+    ]  # fmt: skip
+    with pytest.raises(BadMediaError, match=r"none\.png cannot be read: No such file"):
+        client(FakePool()).encode(tmp_path / "none.png")
+
+
+def test_an_error_from_the_worker_keeps_its_type_and_its_neighbours() -> None:
+    pool = FakePool()
+    note = ErrorNote(name="BadMediaError", message="truncated")
+    pool.answer = lambda worker_id, batch: encoded(worker_id, batch, failing={0: note})
+    outcomes = list(client(pool, items_per_call=16).encode_many(PICTURES[:3]))
+    assert [type(outcome.error) for outcome in outcomes].count(BadMediaError) == len(pool.log)
+
+
+def test_only_a_window_of_items_is_read_ahead() -> None:
+    read = []
+
+    def sources() -> Iterator[bytes]:
+        for number, source in enumerate(PICTURES):
+            read.append(number)
+            yield source
+
+    stream = client(FakePool(), max_in_flight_items=6).encode_many(sources())
+    for number, _ in enumerate(stream):
+        assert len(read) <= number + 7
+
+
+def test_only_a_window_of_bytes_is_held() -> None:
+    pool = FakePool()
+    read: list[int] = []
+    answered: list[int] = []
+
+    def sources() -> Iterator[bytes]:
+        for number in range(20):
+            read.append(number)
+            yield PICTURES[0]
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        assert len(read) - len(answered) <= 3
+        answered.extend(range(len(batch.items)))
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    encoder = client(pool, max_in_flight_bytes=len(PICTURES[0]) * 3, items_per_call=2)
+    check([PICTURES[0]] * 20, encoder.encode_many(sources()))
+
+
+def test_closing_early_cancels_calls_and_returns_leases() -> None:
+    pool = FakePool()
+    pool.newest_first = False
+    stream = client(pool).encode_many(itertools.cycle(PICTURES))
+    next(stream)
+    assert pool.calls
+    waiting = {batch.call_id for _, _, batch in pool.calls.values()}
+    stream.close()
+    assert set(pool.cancelled) == waiting
+    sent = sum(len(batch.items) for _, _, batch in pool.calls.values())
+    assert sum(member.num_leases for member in pool.router.members()) == sent
+
+
+def test_items_of_a_dead_worker_go_elsewhere() -> None:
+    pool = FakePool()
+
+    def die_once(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        if pool.incarnations["a"] == 1:
+            pool.incarnations["a"] += 1  # and does not come back
+            raise WorkerGone("killed")
+        assert worker_id == "b"
+        return encoded(worker_id, batch)
+
+    pool.answer = die_once
+    check(PICTURES, client(pool).encode_many(PICTURES))
+
+
+def test_a_poison_item_fails_alone_and_is_refused_from_then_on() -> None:
+    pool = FakePool("abc")
+    poison = PICTURES[5]
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        if any(item.encoded.tobytes() == poison for item in batch.items):
+            pool.restart(worker_id)
+            raise WorkerGone("segmentation fault")
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    encoder = client(pool)
+    outcomes = list(encoder.encode_many(PICTURES))
+    assert [number for number, outcome in enumerate(outcomes) if outcome.error] == [5]
+    assert isinstance(outcomes[5].error, PoisonItemError)
+    num_calls = len(pool.log)
+    with pytest.raises(PoisonItemError, match="quarantined"):
+        encoder.encode(poison)
+    assert len(pool.log) == num_calls
+
+
+def test_a_pool_without_workers_fails_after_a_bounded_time() -> None:
+    pool = FakePool("")
+    with pytest.raises(WorkerLostError, match="no worker is up"):
+        client(pool, recovery_timeout_s=0.2).encode(PICTURES[0])
+
+
+def test_a_full_pool_is_retried_and_then_refused_with_the_hint() -> None:
+    pool = FakePool("a", max_queue_ms=50)
+    others = pool.router.assign([LeaseRequest(shape=fake_shape(PICTURES[29]))] * 100)
+    with pytest.raises(PoolSaturatedError, match=r"all 1 workers are full; retry in \d+ ms"):
+        client(pool, saturated_timeout_s=0.1).encode(PICTURES[29])
+    pool.router.release([lease.lease_id for lease in others if isinstance(lease, Lease)])
+    assert client(pool).encode(PICTURES[29]).worker == "a"
+
+
+def test_a_worker_that_refuses_is_asked_again() -> None:
+    pool = FakePool()
+    note = ErrorNote(name="PoolSaturatedError", message="retry in 20 ms")
+    refusals = iter([{0: note, 1: note}, {0: note}])
+    pool.answer = lambda worker_id, batch: encoded(worker_id, batch, failing=next(refusals, {}))
+    check(PICTURES, client(pool).encode_many(PICTURES))
+
+
+def test_a_deadline_reaches_items_that_wait_for_a_lease() -> None:
+    with pytest.raises(DeadlineError, match="deadline of 0.05 s"):
+        client(FakePool("")).encode(PICTURES[0], timeout_s=0.05)
+
+
+def test_a_closed_pool_says_so() -> None:
+    encoder = client(FakePool())
+    stream = encoder.encode_many(PICTURES)
+    next(stream)
+    encoder.closed = True
+    with pytest.raises(PoolClosedError):
+        list(stream)
+    with pytest.raises(PoolClosedError):
+        encoder.encode(PICTURES[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(faults=st.lists(st.sampled_from(["ok", "ok", "die", "refuse", "lost", "closed"]), max_size=25))
+def test_every_item_ends_in_exactly_one_outcome(faults: list[str]) -> None:
+    pool = FakePool("abc")
+    script = iter(faults)
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        fault = next(script, "ok")
+        if fault == "die":
+            pool.restart(worker_id)
+            raise WorkerGone("killed")
+        if fault == "lost":
+            pool.restart(worker_id)
+            raise WorkerLostError("w is starting")
+        if fault == "closed":
+            pool.restart(worker_id)
+        names = {"refuse": "PoolSaturatedError", "closed": "PoolClosedError"}
+        note = ErrorNote(name=names.get(fault, ""), message="retry in 1 ms")
+        return encoded(worker_id, batch, failing={0: note} if fault in names else {})
+
+    pool.answer = answer
+    outcomes = list(client(pool, recovery_timeout_s=2).encode_many(PICTURES[:14]))
+    assert [outcome.source for outcome in outcomes] == PICTURES[:14]
+    for outcome in outcomes:
+        error: EncoderPoolError | None = outcome.error
+        assert (outcome.embedding is None) != (error is None)
+        assert error is None or isinstance(error, PoisonItemError | WorkerLostError)
+    if "die" not in faults:
+        assert all(outcome.error is None for outcome in outcomes)
+
+
+def fake_shape(encoded_picture: bytes) -> Any:
+    from fakes import item
+
+    return item(0, encoded_picture).shape

@@ -1,0 +1,238 @@
+"""The worker: every item ends in exactly one result, whatever breaks on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from fakes import FakeRunner, graph, item, loader, picture
+
+from encoder.adapters.base import Segment
+from encoder.config import EncoderConfig
+from encoder.errors import WorkerLostError
+from encoder.packing import Replay
+from workers.config import WorkerConfig
+from workers.messages import EncodeBatch, EncodeResult, WorkerState
+from workers.worker import EncoderWorker
+
+StartWorker = Callable[..., EncoderWorker]
+
+
+@pytest.fixture
+def settled() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def start_worker(settled: list[int]) -> Iterator[StartWorker]:
+    with ExitStack() as stack:
+
+        def start(runner: FakeRunner, **settings: object) -> EncoderWorker:
+            config = WorkerConfig.model_validate(
+                {"encoder": EncoderConfig(model="fake"), "device": "cpu", "decode_threads": 2, **settings}
+            )
+            worker = EncoderWorker(config, "w", load=loader(runner), on_settled=settled.append)
+            stack.callback(worker.close)
+            stack.callback(runner.gate.set)
+            worker.start()
+            worker.wait_started(20)
+            runner.runs.clear()
+            return worker
+
+        yield start
+
+
+def batch(*encoded: bytes, call_id: str = "call", timeout_s: float | None = None) -> EncodeBatch:
+    items = tuple(item(lease_id, data, timeout_s=timeout_s) for lease_id, data in enumerate(encoded))
+    return EncodeBatch(call_id=call_id, items=items)
+
+
+def errors(result: EncodeResult) -> list[str | None]:
+    return [answer.error and answer.error.name for answer in result.items]
+
+
+def breaks_on(brightness: int, error: Exception) -> Callable[[Sequence[Segment], Replay], Exception | None]:
+    return lambda segments, replay: (
+        error if any(segment.patches_PC[0, 0] == brightness for segment in segments) else None
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < limit_s
+        time.sleep(0.005)
+
+
+def test_a_call_returns_one_array_with_an_offset_for_each_item(start_worker: StartWorker, settled: list[int]) -> None:
+    worker = start_worker(FakeRunner())
+    result = worker.encode(batch(picture(7, width=300), picture(9)))
+    assert result.offsets == [0, 6, 8]
+    assert result.tokens_TE[:, 0].tolist() == [7.0] * 6 + [9.0] * 2
+    assert result.dtype == "float32"
+    assert result.items[0].graphs == (str(graph().key),)
+    assert result.items[0].timings_ms.keys() == {"decode", "wait", "replay"}
+    assert sorted(settled) == [0, 1]
+
+
+def test_bfloat16_travels_as_words(start_worker: StartWorker) -> None:
+    runner = FakeRunner()
+    runner.dtype = torch.bfloat16
+    finish = runner.finish
+    runner.finish = lambda launch: [tokens.bfloat16() for tokens in finish(launch)]  # type: ignore[method-assign]
+    result = start_worker(runner).encode(batch(picture(7)))
+    assert (result.dtype, result.tokens_TE.dtype) == ("bfloat16", np.uint16)
+    assert torch.from_numpy(result.tokens_TE).view(torch.bfloat16).float().unique().tolist() == [7.0]
+
+
+def test_a_broken_image_fails_alone(start_worker: StartWorker, settled: list[int]) -> None:
+    good = picture(5)
+    damaged = picture(6, width=90, height=90)
+    call = batch(good, damaged[: len(damaged) // 2], good)
+    assert errors(start_worker(FakeRunner()).encode(call)) == [None, "BadMediaError", None]
+    assert sorted(settled) == [0, 1, 2]
+
+
+def test_a_failing_replay_fails_only_the_guilty_item(start_worker: StartWorker) -> None:
+    runner = FakeRunner()
+    worker = start_worker(runner)
+    runner.break_run = breaks_on(66, ValueError("boom"))
+    result = worker.encode(batch(picture(1), picture(66, width=300), picture(2), picture(3)))
+    assert errors(result) == [None, "EncodeError", None, None]
+    assert "ValueError: boom" in (result.items[1].error or pytest.fail()).message
+    assert result.tokens_TE[:, 0].tolist() == [1, 1, 2, 2, 3, 3]
+    assert errors(worker.encode(batch(picture(4)))) == [None]
+
+
+def test_a_replay_that_fails_once_is_made_good_eagerly_and_says_so(start_worker: StartWorker) -> None:
+    runner = FakeRunner()
+    worker = start_worker(runner)
+    runner.break_run = lambda segments, replay: None if replay.key is None else RuntimeError("graph broke")
+    result = worker.encode(batch(picture(1), picture(2)))
+    assert errors(result) == [None, None]
+    assert result.items[0].misses == ("replay_failed",)
+    assert result.items[0].graphs == ()
+
+
+def test_out_of_memory_halves_what_runs_at_once(start_worker: StartWorker) -> None:
+    runner = FakeRunner()
+    worker = start_worker(runner)
+    runner.break_run = lambda segments, replay: torch.OutOfMemoryError("OOM") if len(segments) > 2 else None
+    result = worker.encode(batch(*(picture(number) for number in range(8))))
+    assert errors(result) == [None] * 8
+    assert max(len(segments) for _, segments in runner.runs) <= 2
+    assert len(worker.report().graphs) == 1
+
+
+def test_out_of_memory_with_one_segment_drops_the_largest_graph(start_worker: StartWorker) -> None:
+    runner = FakeRunner([graph(4), graph(16, longest=20_000)])
+    worker = start_worker(runner)
+    runner.break_run = lambda segments, replay: torch.OutOfMemoryError("OOM") if len(runner.views) > 1 else None
+    assert errors(worker.encode(batch(picture(1)))) == [None]
+    assert [view.key.token_budget for view in worker.report().graphs] == [4]
+
+
+def test_out_of_memory_that_nothing_helps_fails_the_item_alone(start_worker: StartWorker) -> None:
+    runner = FakeRunner()
+    worker = start_worker(runner)
+    runner.break_run = breaks_on(66, torch.OutOfMemoryError("OOM"))
+    assert errors(worker.encode(batch(picture(1), picture(66)))) == [None, "EncodeError"]
+
+
+def test_a_lost_device_fails_the_worker_and_everything_in_it(start_worker: StartWorker) -> None:
+    runner = FakeRunner()
+    worker = start_worker(runner)
+    runner.break_run = breaks_on(66, torch.AcceleratorError("CUDA error: illegal memory access"))
+    assert errors(worker.encode(batch(picture(66)))) == ["WorkerLostError"]
+    until(lambda: worker.report().state is WorkerState.FAILED)
+    assert "illegal memory access" in (worker.report().error or pytest.fail()).message
+    assert errors(worker.encode(batch(picture(1)))) == ["WorkerLostError"]
+
+
+def test_two_replays_are_in_flight_and_never_more(start_worker: StartWorker) -> None:
+    runner = FakeRunner([graph(2)])
+    worker = start_worker(runner)
+    worker.encode(batch(*(picture(number) for number in range(12))))
+    assert runner.max_under_way == 2
+
+
+def test_a_saturated_worker_refuses_items_and_answers_while_the_gpu_is_busy(start_worker: StartWorker) -> None:
+    runner = FakeRunner([graph(2, cost_ms=60)])
+    worker = start_worker(runner, max_queue_ms=100)
+    runner.gate.clear()
+    result = []
+    thread = threading.Thread(target=lambda: result.append(worker.encode(batch(picture(1), picture(2), picture(3)))))
+    thread.start()
+    until(lambda: worker.report().backlog_ms == 60)
+    assert worker.report().state is WorkerState.READY
+    runner.gate.set()
+    thread.join(20)
+    assert errors(result[0]) == [None, "PoolSaturatedError", "PoolSaturatedError"]
+    assert "retry in 20 ms" in (result[0].items[1].error or pytest.fail()).message
+
+
+def test_cancel_drops_what_is_queued(start_worker: StartWorker, settled: list[int]) -> None:
+    runner = FakeRunner([graph(2)])
+    worker = start_worker(runner)
+    runner.gate.clear()
+    result = []
+    call = batch(*(picture(number) for number in range(6)))
+    thread = threading.Thread(target=lambda: result.append(worker.encode(call)))
+    thread.start()
+    until(lambda: worker.report().num_waiting >= 4)  # one or two are in flight
+    worker.cancel("call")
+    thread.join(20)
+    assert errors(result[0]) == ["EncodeError"] * 6
+    runner.gate.set()
+    assert errors(worker.encode(batch(picture(1)))) == [None]
+    assert len(runner.runs) <= 3
+    assert worker.report().backlog_ms == 0
+    assert sorted(settled) == [0, 0, 1, 2, 3, 4, 5]
+
+
+def test_an_item_past_its_deadline_fails_with_it(start_worker: StartWorker) -> None:
+    assert errors(start_worker(FakeRunner()).encode(batch(picture(1), timeout_s=0.0))) == ["DeadlineError"]
+
+
+def test_a_draining_worker_finishes_what_it_has(start_worker: StartWorker) -> None:
+    worker = start_worker(FakeRunner())
+    worker.encode(batch(picture(1)))
+    assert worker.drain(10)
+    assert worker.report().state is WorkerState.DRAINING
+    assert errors(worker.encode(batch(picture(1)))) == ["PoolClosedError"]
+
+
+def test_many_callers_get_their_own_results(start_worker: StartWorker, settled: list[int]) -> None:
+    worker = start_worker(FakeRunner())
+    wrong: list[int] = []
+
+    def call(number: int) -> None:
+        result = worker.encode(batch(picture(number, width=250), picture(number + 100), call_id=str(number)))
+        if result.tokens_TE[:, 0].tolist() != [number] * 6 + [number + 100] * 2:
+            wrong.append(number)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert wrong == []
+    assert len(settled) == 24
+    assert worker.report().backlog_ms == 0
+
+
+def test_the_probe_catches_a_worker_that_answers_with_nan(start_worker: StartWorker) -> None:
+    runner = FakeRunner()
+    runner.finish = lambda launch: [torch.full((2, 4), torch.nan) for _ in launch]  # type: ignore[method-assign]
+    worker = start_worker(runner)
+    report = worker.report()
+    assert report.state is WorkerState.FAILED
+    assert (report.error or pytest.fail()).name == "WorkerStartError"
+    assert "not finite" in (report.error or pytest.fail()).message
+    with pytest.raises(WorkerLostError, match="w is failed"):
+        worker.encode(batch(picture(1)))
