@@ -11,6 +11,8 @@ in base 2, float32 accumulation), elsewhere in the plain torch twin.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 
@@ -40,10 +42,15 @@ def ragged_attention(
     if out is None:
         out = torch.empty(num_rows, width, dtype=qkv.dtype, device=qkv.device)
     assert out.shape == (num_rows, width) and out.is_contiguous()
-    if runs_on_triton(qkv):
-        from encoder.kernels.triton_attention import launch_self_attention
+    if qkv.is_cuda and is_hopper(qkv.device.index) and fits_hopper(head_width, qkv.dtype):
+        from encoder.kernels import hopper_attention
 
-        launch_self_attention(qkv_P3E, cu_seqlens, num_heads, scale, out)
+        hopper_attention.launch_self_attention(qkv_P3E, cu_seqlens, num_heads, scale, out)
+        return out
+    if runs_on_triton(qkv):
+        from encoder.kernels import triton_attention
+
+        triton_attention.launch_self_attention(qkv_P3E, cu_seqlens, num_heads, scale, out)
         return out
     return ragged_attention_reference(qkv_P3E, cu_seqlens, num_heads, scale=scale, out=out)
 
@@ -79,6 +86,10 @@ def ragged_cross_attention(
     return ragged_cross_attention_reference(q, k_PE, v_PE, cu_seqlens, num_heads, scale=scale, out=out)
 
 
+def fits_hopper(head_width: int, dtype: torch.dtype) -> bool:
+    return head_width % 8 == 0 and 16 <= head_width <= 128 and dtype in (torch.bfloat16, torch.float16)
+
+
 def ragged_attention_reference(
     qkv: torch.Tensor,
     cu_seqlens: torch.Tensor,
@@ -93,7 +104,7 @@ def ragged_attention_reference(
     if out is None:
         out = torch.empty(num_rows, num_heads * qkv_P3HK.shape[-1], dtype=qkv.dtype, device=qkv.device)
     offsets: list[int] = cu_seqlens.tolist()
-    for begin, end in zip(offsets, offsets[1:], strict=False):
+    for begin, end in pairwise(offsets):
         if begin == end:
             continue
         q_1HNK, k_1HNK, v_1HNK = qkv_P3HK[begin:end].permute(1, 2, 0, 3).unsqueeze(1)
@@ -119,7 +130,7 @@ def ragged_cross_attention_reference(
     if out is None:
         out = torch.empty((len(offsets) - 1) * num_queries, width, dtype=q.dtype, device=q.device)
     out_SQE = out.view(-1, num_queries, width)
-    for segment, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for segment, (begin, end) in enumerate(pairwise(offsets)):
         if begin == end:
             out_SQE[segment] = 0
             continue

@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from encoder.kernels.dispatch import runs_on_triton
 
 
-def layer_norm(
-    x_PD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+def layer_norm(x_PD: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor | None, eps: float) -> torch.Tensor:
     """LayerNorm over the last dimension of contiguous `x_PD`."""
     if runs_on_triton(x_PD):
         from encoder.kernels.triton_norms import launch_norm
@@ -53,9 +51,7 @@ def add_layer_norm(
         from encoder.kernels.triton_norms import launch_add_norm
 
         return launch_add_norm(x_PD, delta_PD, weight_D, bias_D, eps, delta_bias_D, rows_P, center=True)
-    return add_layer_norm_reference(
-        x_PD, delta_PD, weight_D, bias_D, eps, delta_bias_D=delta_bias_D, rows_P=rows_P
-    )
+    return add_layer_norm_reference(x_PD, delta_PD, weight_D, bias_D, eps, delta_bias_D=delta_bias_D, rows_P=rows_P)
 
 
 def add_rms_norm(

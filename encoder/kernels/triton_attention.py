@@ -70,16 +70,16 @@ def _self_attention_kernel(
 ):  # fmt: skip
     WIDTH: tl.constexpr = NUM_HEADS * HEAD_WIDTH
     STRIDE: tl.constexpr = 3 * WIDTH
-    begin, length, head, first = find_block(
-        tl.program_id(0), cu_ptr, num_segments, NUM_HEADS, QUERIES, SEGMENTS
-    )
+    begin, length, head, first = find_block(tl.program_id(0), cu_ptr, num_segments, NUM_HEADS, QUERIES, SEGMENTS)
     if first < length:
         row = first + tl.arange(0, QUERIES)
         in_rows = row[:, None] < length
         base = qkv_ptr + begin.to(tl.int64) * STRIDE + head * HEAD_WIDTH
         head_column = tl.arange(0, HEAD)
         q0 = tl.load(
-            base + row[:, None] * STRIDE + head_column[None, :], mask=in_rows & (head_column[None, :] < HEAD_WIDTH), other=0.0
+            base + row[:, None] * STRIDE + head_column[None, :],
+            mask=in_rows & (head_column[None, :] < HEAD_WIDTH),
+            other=0.0,
         )
         peak = tl.full([QUERIES], -float("inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
@@ -133,9 +133,7 @@ def _self_attention_kernel(
 
 
 @triton.jit
-def find_block(
-    block, cu_ptr, num_segments, NUM_HEADS: tl.constexpr, QUERIES: tl.constexpr, SEGMENTS: tl.constexpr
-):
+def find_block(block, cu_ptr, num_segments, NUM_HEADS: tl.constexpr, QUERIES: tl.constexpr, SEGMENTS: tl.constexpr):
     """Of one flat block number: the segment's first row and length, the head, the block's first row in the segment.
 
     Segments come one after another, in each the heads, in each the blocks, so that neighbours share keys in L2.

@@ -17,7 +17,14 @@ def launch_patches_to_pixels(bytes_PC: torch.Tensor, out_PW: torch.Tensor) -> to
     width = out_PW.shape[1]
     if num_patches:
         _centre_kernel[(triton.cdiv(num_patches, ROWS), triton.cdiv(width, BLOCK))](
-            bytes_PC, out_PW, num_patches, NUM_BYTES=num_bytes, WIDTH=width, ROWS=ROWS, BLOCK=BLOCK, num_warps=4
+            bytes_PC,
+            out_PW,
+            num_patches,
+            NUM_BYTES=num_bytes,
+            WIDTH=width,
+            ROWS=ROWS,
+            BLOCK=BLOCK,
+            num_warps=4,
         )
     return out_PW
 
@@ -30,6 +37,6 @@ def _centre_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     in_rows = row < num_patches
-    value = tl.load(bytes_ptr + row * NUM_BYTES + column, mask=in_rows & (column < NUM_BYTES), other=128)
-    centred = value.to(tl.float32) - 128.0
+    value = tl.load(bytes_ptr + row * NUM_BYTES + column, mask=in_rows & (column < NUM_BYTES), other=0)
+    centred = tl.where(column < NUM_BYTES, value.to(tl.float32) - 128.0, 0.0)
     tl.store(out_ptr + row * WIDTH + column, centred.to(out_ptr.dtype.element_ty), mask=in_rows & (column < WIDTH))

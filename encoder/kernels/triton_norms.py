@@ -110,9 +110,7 @@ def _load_sum(
 
 
 @triton.jit
-def _store_normed(
-    normed_ptr, weight_ptr, bias_ptr, scaled, row, column, mask, WIDTH: tl.constexpr, BIAS: tl.constexpr
-):
+def _store_normed(normed_ptr, weight_ptr, bias_ptr, scaled, row, column, mask, WIDTH: tl.constexpr, BIAS: tl.constexpr):
     value = scaled * tl.load(weight_ptr + column, mask=mask, other=0.0).to(tl.float32)
     if BIAS:
         value += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)

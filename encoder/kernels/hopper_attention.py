@@ -1,0 +1,148 @@
+"""Compiles and launches `hopper_attention.cu` (compute capability 9.0)."""
+
+# Shapes: P rows (patches), S segments, E = heads x head width.
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from encoder.kernels.nvrtc import Kernel, compile_kernel
+
+SOURCE = Path(__file__).with_name("hopper_attention.cu")
+LOG2_E = 1.4426950408889634
+SHARED_LIMIT = 227 * 1024
+
+
+class Shape(NamedTuple):
+    """How one multiprocessor works: consumer warpgroups of 64 queries each, keys a block, blocks in flight."""
+
+    consumers: int
+    keys: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.consumers)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """A thread's, of producer and consumers; together they fill the register file."""
+        return {1: (56, 256), 2: (40, 232), 3: (32, 160)}[self.consumers]
+
+
+def shape_for(head_width: int) -> Shape:
+    """Three consumers where scores, weights and output of 64 queries fit 160 registers a thread; then as shared memory allows."""
+    if head_width <= 72:
+        return Shape(consumers=3, keys=128, stages=4)
+    if head_width <= 80:
+        return Shape(consumers=3, keys=112, stages=3)
+    return Shape(consumers=2, keys=128, stages=2)
+
+
+def launch_self_attention(
+    qkv_P3E: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    num_heads: int,
+    scale: float,
+    out_PE: torch.Tensor,
+    shape: Shape | None = None,
+) -> None:
+    num_rows, width = out_PE.shape
+    num_segments = cu_seqlens.shape[0] - 1
+    if num_rows == 0 or num_segments == 0:
+        return
+    head_width = width // num_heads
+    shape = shape or shape_for(head_width)
+    kernel = self_attention_kernel(out_PE.device.index, head_width, qkv_P3E.dtype, shape)
+    max_tiles = (num_rows // (64 * shape.consumers) + num_segments) * num_heads
+    multiprocessors = torch.cuda.get_device_properties(out_PE.device).multi_processor_count
+    kernel.launch(
+        min(max_tiles, multiprocessors), shape.threads,
+        qkv_P3E, cu_seqlens, out_PE, num_segments, num_heads, scale * LOG2_E,
+    )  # fmt: skip
+
+
+@functools.cache
+def self_attention_kernel(device_index: int, head_width: int, dtype: torch.dtype, shape: Shape) -> Kernel:
+    """Compiled at first use, a few seconds; call it once before a capture."""
+    return compile_kernel(
+        self_attention_source(head_width, dtype, shape),
+        "ragged_attention",
+        device_index=device_index,
+        arch="sm_90a",
+        shared_bytes=shared_bytes(head_width, shape),
+    )
+
+
+def shared_bytes(head_width: int, shape: Shape) -> int:
+    """As laid out in the kernel: barriers, two tiles of Q, a ring of K and V."""
+    chunks = head_width // 8
+    padded = chunks + chunks % 2
+    kv = shape.stages * (padded + chunks) * (shape.keys + 1) * 16
+    total = 1024 + 2 * shape.consumers * padded * 65 * 16 + kv
+    assert total <= SHARED_LIMIT, f"{shape} needs {total} bytes of shared memory, the limit is {SHARED_LIMIT}"
+    return total
+
+
+def self_attention_source(head_width: int, dtype: torch.dtype, shape: Shape) -> str:
+    element = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+    producer_registers, consumer_registers = shape.registers
+    macros = {
+        "HEAD_WIDTH": head_width,
+        "CONSUMERS": shape.consumers,
+        "KEYS": shape.keys,
+        "STAGES": shape.stages,
+        "PRODUCER_REGISTERS": producer_registers,
+        "CONSUMER_REGISTERS": consumer_registers,
+        "ELEMENT_PTX": f'"{element}"',
+        "QK_KEYS": f"qk_{shape.keys}",
+        "QK_KEYS_FIRST": f"qk_{shape.keys}_first",
+        "INFINITY_F": "__int_as_float(0x7f800000)",
+    }
+    lines = ["typedef unsigned int u32;", "typedef unsigned long long u64;"]
+    lines += [f"#define {name} {value}" for name, value in macros.items()]
+    lines += [wgmma_qk(columns, element) for columns in sorted({16, 32, 64, shape.keys})]
+    lines.append(wgmma_pv(head_width, element))
+    return "\n".join(lines) + "\n" + SOURCE.read_text()
+
+
+def wgmma_qk(columns: int, element: str) -> str:
+    """`qk_<columns>_first` and `qk_<columns>`: both operands in shared memory, rows of 16 columns each (K-major)."""
+    count = columns // 2
+    first, more = (
+        wgmma(
+            f"qk_{columns}{suffix}(float* d, u64 a, u64 b)",
+            columns,
+            element,
+            accumulate,
+            f"%{count}, %{count + 1}, p, 1, 1, 0, 0",
+            '"l"(a), "l"(b)',
+        )
+        for suffix, accumulate in (("_first", False), ("", True))
+    )
+    return f"{first}\n{more}"
+
+
+def wgmma_pv(columns: int, element: str) -> str:
+    """`pv`: A in registers, B's rows lie along K (MN-major, hence the last 1); always accumulates."""
+    count = columns // 2
+    registers = ", ".join(f"%{count + i}" for i in range(4))
+    operands = f"{{{registers}}}, %{count + 4}, p, 1, 1, 1"
+    inputs = ", ".join(f'"r"(a[{i}])' for i in range(4)) + ', "l"(b)'
+    return wgmma("pv(float* d, const u32* a, u64 b)", columns, element, True, operands, inputs)
+
+
+def wgmma(signature: str, columns: int, element: str, accumulate: bool, operands: str, inputs: str) -> str:
+    """A wrapper of one instruction. Without `accumulate` its registers are outputs alone, so that nothing keeps the old."""
+    accumulators = ", ".join(f"%{i}" for i in range(columns // 2))
+    outputs = ", ".join(f'"{"+" if accumulate else "="}f"(d[{i}])' for i in range(columns // 2))
+    return (
+        f"__device__ __forceinline__ void {signature} {{\n"
+        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {int(accumulate)}, 0;\\n"\n'
+        f'        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} {{{accumulators}}}, {operands};\\n}}"\n'
+        f"        : {outputs} : {inputs});\n}}"
+    )
