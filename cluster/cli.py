@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,12 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="encpool: %(message)s")
     try:
         status: int = parsed.run(parsed)
+        sys.stdout.flush()
     except (ConfigError, WeightsError) as error:
         return _fail(error, WRONG_USAGE)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except (EncoderPoolError, OSError) as error:
         return _fail(error, FAILED)
     except KeyboardInterrupt:
-        print("encpool: interrupted; what was encoded so far is in the output directory", file=sys.stderr)
+        print("encpool: interrupted", file=sys.stderr)
         return INTERRUPTED
     return status
 
@@ -133,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         help="encode images into one embedding each",
         description="Encode files, folders and patterns; write DIR/manifest.jsonl and DIR/part-*.safetensors. "
         "Uses the Ray cluster that RAY_ADDRESS names, or one of its own on this machine. "
-        "Exit status: 0 all encoded, 1 some failed, 2 wrong usage.",
+        "An interrupted run keeps what it has. Exit status: 0 all encoded, 1 some failed, 2 wrong usage.",
     )
     encode.add_argument(
         "paths", nargs="+", metavar="PATH", help="an image, a folder (searched to the bottom), a pattern"

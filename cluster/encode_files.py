@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from cluster.config import PoolConfig
-from cluster.output import OutputWriter, prepare_directory
+from cluster.output import OutputWriter, check_directory
 from cluster.pool import EncoderPool
 from cluster.progress import EncodeProgress
 from cluster.sources import Source
@@ -40,7 +40,7 @@ def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, ov
     Whatever ends the run early, the output holds what was encoded until then. Raises ConfigError for an output
     directory that is taken, a PoolError when the pool cannot start.
     """
-    prepare_directory(out, overwrite=overwrite)
+    check_directory(out, overwrite=overwrite)
     metadata = {"format": "pt", "model": config.worker.encoder.model, "encpool": _version()}
     with (
         EncoderPool.start(config) as pool,

@@ -26,29 +26,32 @@ MAX_PART_BYTES = 2**30
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-def prepare_directory(directory: Path, *, overwrite: bool = False) -> None:
-    """Make the output directory, or clear an earlier run's output from it when `overwrite` says so.
+def check_directory(directory: Path, *, overwrite: bool = False) -> None:
+    """Make the output directory, and look for an earlier run's results in it.
 
-    Raises ConfigError when it holds such output and may not be cleared, or cannot be a directory.
+    Raises ConfigError when it holds some and `overwrite` does not allow to replace them, or can be no directory.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        earlier = [directory / MANIFEST] if (directory / MANIFEST).exists() else []
-        earlier += sorted(directory.glob("part-*.safetensors"))
-        if earlier and not overwrite:
-            raise ConfigError(
-                f"{directory} holds {earlier[0].name} of an earlier run; name another --out or pass --overwrite"
-            )
-        for path in [*earlier, *directory.glob(".part-*.tmp")]:  # the manifest first: it names the parts
-            path.unlink()
+        earlier = _results_in(directory)
     except OSError as error:
         raise ConfigError(f"cannot write to {directory}: {error.strerror or error}") from error
+    if earlier and not overwrite:
+        raise ConfigError(
+            f"{directory} holds {earlier[0].name} of an earlier run; name another --out or pass --overwrite"
+        )
+
+
+def _results_in(directory: Path) -> list[Path]:
+    """Files of a run, the manifest first: it names the parts."""
+    patterns = (MANIFEST, "part-*.safetensors", ".part-*.tmp")
+    return [path for pattern in patterns for path in sorted(directory.glob(pattern))]
 
 
 class OutputWriter:
     """Writes outcomes as they come, in a `with`; leaving it, also by an error, keeps what came so far.
 
-    Holds the manifest's lines of one part in memory, and no tensor.
+    Replaces an earlier run's results. Holds the manifest's lines of one part in memory, and no tensor.
     """
 
     def __init__(self, directory: Path, *, metadata: Mapping[str, str], max_part_bytes: int = MAX_PART_BYTES) -> None:
@@ -60,7 +63,9 @@ class OutputWriter:
         self._tensors: dict[str, dict[str, Any]] = {}  # of the open part, as its header will list them
         self._part_bytes = 0
         self._spool: IO[bytes] | None = None
-        self._manifest = (directory / MANIFEST).open("a", encoding="utf-8")
+        for path in _results_in(directory):
+            path.unlink()
+        self._manifest = (directory / MANIFEST).open("w", encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self

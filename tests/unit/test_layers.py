@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,12 @@ def imports_of(file: Path) -> Iterator[str]:
 
 def packages_imported_by(layer: str) -> set[str]:
     return {name.partition(".")[0] for file in files_of(layer) for name in imports_of(file)}
+
+
+def test_every_package_is_installed() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {".".join(file.relative_to(ROOT).parts[:-1]) for layer in BELOW for file in files_of(layer)}
+    assert set(settings["packages"]) == found
 
 
 @pytest.mark.parametrize("layer", BELOW)

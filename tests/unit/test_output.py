@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 
 from cluster.client import Embedding, Outcome
-from cluster.output import OutputWriter, prepare_directory
+from cluster.output import OutputWriter, check_directory
 from cluster.sources import Source
 from encoder.errors import BadMediaError, ConfigError
 from encoder.types import ItemShape
@@ -110,20 +110,24 @@ def test_a_run_without_a_result_leaves_a_manifest_alone(tmp_path: Path) -> None:
 
 
 def test_an_earlier_runs_output_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
-    prepare_directory(tmp_path)
+    check_directory(tmp_path)
     (tmp_path / "mine.txt").touch()
     with writer(tmp_path, max_part_bytes=1) as output:
         for number in range(3):
             output.write(source(f"i{number}"), encoded())
     with pytest.raises(ConfigError, match=r"manifest\.jsonl of an earlier run.*--overwrite"):
-        prepare_directory(tmp_path)
-    prepare_directory(tmp_path, overwrite=True)
-    assert files(tmp_path) == ["mine.txt"]
+        check_directory(tmp_path)
+    check_directory(tmp_path, overwrite=True)
+    assert len(files(tmp_path)) == 5  # untouched until there is something to write
+    with writer(tmp_path) as output:
+        output.write(source("new"), encoded())
+    assert files(tmp_path) == ["manifest.jsonl", "mine.txt", "part-00000.safetensors"]
+    assert [line["id"] for line in lines(tmp_path)] == ["new"]
 
 
 def test_a_file_cannot_be_the_output_directory(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     with pytest.raises(ConfigError, match="cannot write to"):
-        prepare_directory(tmp_path / "out" / "deeper")
+        check_directory(tmp_path / "out" / "deeper")
     with pytest.raises(ConfigError, match="cannot write to"):
-        prepare_directory(tmp_path / "out")
+        check_directory(tmp_path / "out")
