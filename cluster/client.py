@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,7 +78,9 @@ class Client:
         assert outcome.embedding is not None
         return outcome.embedding
 
-    def encode_many(self, sources: Iterable[Source], *, timeout_s: float | None = None) -> Iterator[Outcome]:
+    def encode_many(
+        self, sources: Iterable[Source], *, timeout_s: float | None = None
+    ) -> Generator[Outcome, None, None]:
         """Encode images as they come and hand out the outcomes in the same order.
 
         Work goes on while the caller asks for outcomes; at most `max_in_flight_items` are read ahead. A source that

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -146,7 +146,9 @@ class EncoderPool:
         """Encode one image, given as a path or as its bytes. Raises its typed error."""
         return self._client.encode(source, timeout_s=timeout_s)
 
-    def encode_many(self, sources: Iterable[Source], *, timeout_s: float | None = None) -> Iterator[Outcome]:
+    def encode_many(
+        self, sources: Iterable[Source], *, timeout_s: float | None = None
+    ) -> Generator[Outcome, None, None]:
         """Outcomes in the order of the sources, streamed with bounded memory. See `Client.encode_many`."""
         return self._client.encode_many(sources, timeout_s=timeout_s)
 
@@ -221,7 +223,7 @@ class EncoderPool:
         check_gpus_differ(members.values())
 
     def _what_is_missing(self, unplaced: set[str], members: dict[str, Member]) -> str:
-        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        free: dict[str, float] = ray.available_resources()
         loading = sorted(set(self._workers) - unplaced - set(members))
         parts = []
         if unplaced:
@@ -242,7 +244,7 @@ def place(config: PoolConfig) -> WorkerConfig:
 
     Raises WorkerStartError when the cluster could not hold them even if nobody else used it.
     """
-    total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    total: dict[str, float] = ray.cluster_resources()
     num_gpus, num_cpus = total.get("GPU", 0.0), total.get("CPU", 0.0)
     worker = config.worker
     device = worker.device

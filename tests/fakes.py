@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from cluster.config import PoolConfig
 from encoder.adapters.base import EncoderAdapter, Segment
+from encoder.config import EncoderConfig
 from encoder.media import MediaHeader, probe_header
 from encoder.packing import GraphTable, GraphView, Replay, plan_replay
 from encoder.runner import EncoderRunner, RunnerStats
@@ -88,9 +90,7 @@ class FakeRunner:
 
     def plan(self, pending: Sequence[SegmentShape]) -> Replay:
         adapter = self.adapter
-        return plan_replay(
-            pending, GraphTable(self.views, adapter.axis_choices, adapter.measure), eager_patches=10_000
-        )
+        return plan_replay(pending, GraphTable(self.views, adapter.axis_choices, adapter.measure), eager_patches=10_000)
 
     def submit(self, segments: Sequence[Segment], replay: Replay) -> list[Segment]:
         error = self.break_run(segments, replay)
@@ -182,3 +182,28 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def tiny_config(
+    *,
+    num_workers: int = 2,
+    model: str = "tiny-minicpmv-2.6",
+    worker: dict[str, object] | None = None,
+    **changes: object,
+) -> PoolConfig:
+    """A pool of CPU workers with a small real model."""
+    return PoolConfig.model_validate(
+        {
+            "num_workers": num_workers,
+            "worker": {
+                "device": "cpu",
+                "encoder": EncoderConfig(model=model),
+                "report_interval_s": 0.2,
+                **(worker or {}),
+            },
+            "cpus_per_worker": 0.5,
+            "start_timeout_s": 90,
+            "items_per_call": 4,
+            **changes,
+        }
+    )

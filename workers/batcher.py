@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 from encoder.adapters.base import Segment
 from encoder.errors import DeadlineError, EncoderPoolError, PoolClosedError, PoolSaturatedError
-from encoder.packing import Replay
+from encoder.packing import LOOK_AHEAD, Replay
 from encoder.types import SegmentShape
 
 if TYPE_CHECKING:
     import torch
 
 Plan = Callable[[Sequence[SegmentShape]], Replay]
-LOOK_AHEAD = 256  # waiting segments that a plan is shown
 
 
 class Job:

@@ -31,6 +31,8 @@ from workers.costs import CostTable
 
 logger = logging.getLogger(__name__)
 
+REFRESH_S = 5.0  # how often costs are compared with what replays really take
+NOTABLE_CHANGE = 0.1  # of a cost; smaller ones are not worth telling anyone
 IDLE_WAIT_S = 0.5  # how long the thread sleeps on an empty queue before it looks around
 RETRIED = "replay_failed"  # miss reason of segments that ran eagerly because a run of theirs failed
 PROBE_SIZE = (448, 448)
@@ -81,7 +83,12 @@ class GpuLoop:
 
         Raises torch.AcceleratorError when the device context is lost.
         """
+        refreshed_s = self._now_s()
         while not self._batcher.aborted:
+            if self._now_s() - refreshed_s > REFRESH_S:
+                refreshed_s = self._now_s()
+                if self._costs_moved():
+                    self._use_graphs()
             while len(self._in_flight) < self._config.replays_in_flight:
                 wait_s = 0.0 if self._in_flight else IDLE_WAIT_S
                 batch = self._batcher.take(self.runner.plan, wait_s=wait_s)
@@ -108,6 +115,12 @@ class GpuLoop:
             axis_choices=adapter.axis_choices,
             measure=adapter.measure,
             eager_ms_per_patch=self.eager_ms_per_patch,
+        )
+
+    def _costs_moved(self) -> bool:
+        now = {view.key: view.cost_ms for view in self.runner.graph_views()}
+        return any(
+            abs(now[view.key] - view.cost_ms) > NOTABLE_CHANGE * view.cost_ms for view in self.graphs if view.key in now
         )
 
     def _probe(self) -> None:

@@ -28,9 +28,7 @@ def segments(*rows: int) -> list[Segment]:
 def make_batcher(
     clock: Clock | None = None, *, max_queue_ms: float = 100.0, max_ready_patches: int = 10_000
 ) -> Batcher:
-    return Batcher(
-        max_queue_ms=max_queue_ms, max_ready_patches=max_ready_patches, now_s=clock or Clock()
-    )
+    return Batcher(max_queue_ms=max_queue_ms, max_ready_patches=max_ready_patches, now_s=clock or Clock())
 
 
 def admitted(batcher: Batcher, cost_ms: float = 1.0, deadline_s: float | None = None) -> Job:
@@ -165,7 +163,7 @@ def test_take_wakes_up_when_a_segment_arrives() -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     items=st.lists(
-        st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from("run cancel late".split())),
+        st.tuples(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from(["run", "cancel", "late"])),
         max_size=20,
     ),
     data=st.data(),

@@ -14,7 +14,7 @@ from fakes import HIDDEN, Clock, fake_adapter, graph, picture, report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.client import Client
+from cluster.client import Client, Source
 from cluster.config import PoolConfig
 from cluster.router import LeaseRequest, Router
 from cluster.routing import Lease, Refusal
@@ -63,9 +63,7 @@ class FakePool:
     def restart(self, name: str) -> None:
         self.incarnations[name] += 1
         incarnation = f"{name}/{self.incarnations[name]}"
-        self.router.register(
-            report(name, incarnation=incarnation, graphs=(graph(),), max_queue_ms=self.max_queue_ms)
-        )
+        self.router.register(report(name, incarnation=incarnation, graphs=(graph(),), max_queue_ms=self.max_queue_ms))
 
     def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
         return self.router.assign(requests)
@@ -119,9 +117,7 @@ def encoded(worker_id: str, batch: EncodeBatch, *, failing: dict[int, ErrorNote]
         answers.append(
             ItemResult(num_tokens=num_tokens, graphs=("g",), misses=(), timings_ms={"replay": 1.0}, error=error)
         )
-    return EncodeResult(
-        worker_id=worker_id, dtype="float32", tokens_TE=np.concatenate(rows), items=tuple(answers)
-    )
+    return EncodeResult(worker_id=worker_id, dtype="float32", tokens_TE=np.concatenate(rows), items=tuple(answers))
 
 
 def client(pool: FakePool, **changes: Any) -> Client:
@@ -165,7 +161,7 @@ def test_a_path_and_its_bytes_give_the_same(tmp_path: Path) -> None:
 
 
 def test_a_bad_source_is_an_outcome_of_its_own(tmp_path: Path) -> None:
-    sources = [PICTURES[0], b"no picture", tmp_path / "none.png", tmp_path, b"x" * 10_001, PICTURES[1]]
+    sources: list[Source] = [PICTURES[0], b"no picture", tmp_path / "none.png", tmp_path, b"x" * 10_001, PICTURES[1]]
     kinds = [type(outcome.error) for outcome in client(FakePool()).encode_many(sources)]
     assert kinds == [
         type(None), BadMediaError, BadMediaError, BadMediaError, MediaTooLargeError, type(None),
@@ -287,7 +283,7 @@ def test_a_worker_that_refuses_is_asked_again() -> None:
 
 
 def test_a_deadline_reaches_items_that_wait_for_a_lease() -> None:
-    with pytest.raises(DeadlineError, match="deadline of 0.05 s"):
+    with pytest.raises(DeadlineError, match=r"deadline of 0\.05 s"):
         client(FakePool("")).encode(PICTURES[0], timeout_s=0.05)
 
 

@@ -17,7 +17,7 @@ from encoder.config import EncoderConfig
 from encoder.errors import WorkerLostError
 from encoder.packing import Replay
 from workers.config import WorkerConfig
-from workers.messages import EncodeBatch, EncodeResult, WorkerState
+from workers.messages import EncodeBatch, EncodeResult, ErrorNote, WorkerState
 from workers.worker import EncoderWorker
 
 StartWorker = Callable[..., EncoderWorker]
@@ -53,7 +53,12 @@ def batch(*encoded: bytes, call_id: str = "call", timeout_s: float | None = None
 
 
 def errors(result: EncodeResult) -> list[str | None]:
-    return [answer.error and answer.error.name for answer in result.items]
+    return [None if answer.error is None else answer.error.name for answer in result.items]
+
+
+def message(error: ErrorNote | None) -> str:
+    assert error is not None
+    return error.message
 
 
 def breaks_on(brightness: int, error: Exception) -> Callable[[Sequence[Segment], Replay], Exception | None]:
@@ -86,7 +91,8 @@ def test_bfloat16_travels_as_words(start_worker: StartWorker) -> None:
     finish = runner.finish
     runner.finish = lambda launch: [tokens.bfloat16() for tokens in finish(launch)]  # type: ignore[method-assign]
     result = start_worker(runner).encode(batch(picture(7)))
-    assert (result.dtype, result.tokens_TE.dtype) == ("bfloat16", np.uint16)
+    assert result.dtype == "bfloat16"
+    assert result.tokens_TE.dtype == np.uint16
     assert torch.from_numpy(result.tokens_TE).view(torch.bfloat16).float().unique().tolist() == [7.0]
 
 
@@ -104,7 +110,7 @@ def test_a_failing_replay_fails_only_the_guilty_item(start_worker: StartWorker) 
     runner.break_run = breaks_on(66, ValueError("boom"))
     result = worker.encode(batch(picture(1), picture(66, width=300), picture(2), picture(3)))
     assert errors(result) == [None, "EncodeError", None, None]
-    assert "ValueError: boom" in (result.items[1].error or pytest.fail()).message
+    assert "ValueError: boom" in message(result.items[1].error)
     assert result.tokens_TE[:, 0].tolist() == [1, 1, 2, 2, 3, 3]
     assert errors(worker.encode(batch(picture(4)))) == [None]
 
@@ -150,7 +156,7 @@ def test_a_lost_device_fails_the_worker_and_everything_in_it(start_worker: Start
     runner.break_run = breaks_on(66, torch.AcceleratorError("CUDA error: illegal memory access"))
     assert errors(worker.encode(batch(picture(66)))) == ["WorkerLostError"]
     until(lambda: worker.report().state is WorkerState.FAILED)
-    assert "illegal memory access" in (worker.report().error or pytest.fail()).message
+    assert "illegal memory access" in message(worker.report().error)
     assert errors(worker.encode(batch(picture(1)))) == ["WorkerLostError"]
 
 
@@ -173,7 +179,7 @@ def test_a_saturated_worker_refuses_items_and_answers_while_the_gpu_is_busy(star
     runner.gate.set()
     thread.join(20)
     assert errors(result[0]) == [None, "PoolSaturatedError", "PoolSaturatedError"]
-    assert "retry in 20 ms" in (result[0].items[1].error or pytest.fail()).message
+    assert "retry in 20 ms" in message(result[0].items[1].error)
 
 
 def test_cancel_drops_what_is_queued(start_worker: StartWorker, settled: list[int]) -> None:
@@ -232,7 +238,8 @@ def test_the_probe_catches_a_worker_that_answers_with_nan(start_worker: StartWor
     worker = start_worker(runner)
     report = worker.report()
     assert report.state is WorkerState.FAILED
-    assert (report.error or pytest.fail()).name == "WorkerStartError"
-    assert "not finite" in (report.error or pytest.fail()).message
+    assert report.error is not None
+    assert report.error.name == "WorkerStartError"
+    assert "not finite" in message(report.error)
     with pytest.raises(WorkerLostError, match="w is failed"):
         worker.encode(batch(picture(1)))

@@ -1,0 +1,163 @@
+"""A real pool on a local Ray: two CPU workers, a small model, and things that go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import tiny_config
+
+from cluster import EncoderPool
+from cluster.client import Client, Outcome
+from encoder.adapters.registry import load_adapter
+from encoder.errors import BadMediaError, ConfigError, PoolClosedError, PoolSaturatedError, WorkerStartError
+from encoder.media import decode_image
+from encoder.runner import EncoderRunner
+from workers.messages import WorkerState
+
+SavePicture = Callable[..., Path]
+SIZES = [(640, 480), (224, 224), (100, 700), (1000, 300), (336, 336), (90, 40)]
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[bytes], torch.Tensor]:
+    """Tokens of one image as a plain runner gives them, in this process and without Ray."""
+    config = tiny_config().worker.encoder.model_copy(update={"graphs": False})
+    runner = EncoderRunner.from_config(config, "cpu")
+
+    def encode(data: bytes) -> torch.Tensor:
+        image = decode_image(data, max_pixels=config.max_pixels, max_bytes=config.max_bytes)
+        return torch.cat(runner.encode(runner.adapter.prepare(image)))
+
+    return encode
+
+
+@pytest.fixture
+def folder(save_picture: SavePicture) -> list[Path]:
+    """Pictures of several sizes and formats."""
+    suffixes = ["jpg", "png", "webp", "bmp"]
+    return [
+        save_picture(f"{number}.{suffixes[number % 4]}", *SIZES[number % len(SIZES)], seed=number)
+        for number in range(24)
+    ]
+
+
+def wait_for_both(pool: EncoderPool) -> None:
+    limit_s = time.monotonic() + 60
+    while pool.stats().num_ready < 2:
+        assert time.monotonic() < limit_s, "the worker did not come back"
+        time.sleep(0.1)
+
+
+def test_a_path_and_its_bytes_are_encoded_as_the_runner_does(
+    pool: EncoderPool, folder: list[Path], reference: Callable[[bytes], torch.Tensor]
+) -> None:
+    data = folder[0].read_bytes()
+    for source in (folder[0], str(folder[0]), data):
+        embedding = pool.encode(source)
+        torch.testing.assert_close(embedding.tokens, reference(data), rtol=1e-5, atol=1e-5)
+        assert len(embedding.tokens) == embedding.shape.num_tokens
+        assert embedding.graphs
+        assert embedding.worker.startswith("worker-")
+        assert {"decode", "wait", "replay", "call", "total"} == embedding.timings.keys()
+
+
+def test_a_mixed_folder_comes_back_right_and_in_order_though_a_worker_is_killed(
+    pool: EncoderPool, folder: list[Path], reference: Callable[[bytes], torch.Tensor]
+) -> None:
+    broken = folder[7].with_name("broken.jpg")
+    broken.write_bytes(folder[0].read_bytes()[:3000])
+    sources = [*folder[:7], broken, *folder[7:]]
+    victim = max(pool.stats().reports, key=lambda report: report.worker_id)
+    outcomes: list[Outcome] = []
+    for outcome in pool.encode_many(sources):
+        outcomes.append(outcome)
+        if len(outcomes) == 2:
+            os.kill(victim.pid, signal.SIGKILL)
+    assert [outcome.source for outcome in outcomes] == sources
+    assert isinstance(outcomes[7].error, BadMediaError)
+    for source, outcome in zip(sources, outcomes, strict=True):
+        if source is not broken:
+            assert outcome.embedding is not None, outcome.error
+            expected = reference(source.read_bytes())
+            torch.testing.assert_close(outcome.embedding.tokens, expected, rtol=1e-5, atol=1e-5)
+    wait_for_both(pool)
+    stats = pool.stats()
+    assert {report.worker_id for report in stats.reports} == {"worker-0", "worker-1"}
+    assert victim.incarnation not in {report.incarnation for report in stats.reports}
+
+
+def test_closing_a_stream_early_leaves_an_idle_pool(pool: EncoderPool, folder: list[Path]) -> None:
+    stream = pool.encode_many(folder * 4)
+    assert next(stream).embedding is not None
+    stream.close()
+    limit_s = time.monotonic() + 20
+    while any(report.backlog_ms or report.num_waiting for report in pool.stats().reports) or any(
+        member.num_leases for member in pool.members()
+    ):
+        assert time.monotonic() < limit_s, "cancelled work stays in the pool"
+        time.sleep(0.05)
+    assert pool.encode(folder[1]).tokens.isfinite().all()
+
+
+def test_stats_count_what_ran(pool: EncoderPool, folder: list[Path]) -> None:
+    wait_for_both(pool)
+    before = pool.stats()
+    assert all(outcome.error is None for outcome in pool.encode_many(iter(folder[:8])))
+    stats = pool.stats()
+    assert stats.num_items - before.num_items == 8
+    assert (stats.num_workers, stats.num_ready, stats.hit_rate) == (2, 2, 1.0)
+    assert 0.3 < stats.fill <= 1.0
+    assert {report.state for report in stats.reports} == {WorkerState.READY}
+
+
+@pytest.fixture
+def narrow_pool(ray_cluster: None) -> Iterator[EncoderPool]:
+    """A worker that takes one item at a time."""
+    with EncoderPool.start(tiny_config(num_workers=1, worker={"max_queue_ms": 0.001})) as pool:
+        yield pool
+
+
+def test_saturation_is_refused_with_a_hint_and_ridden_out_by_a_patient_client(
+    narrow_pool: EncoderPool, folder: list[Path]
+) -> None:
+    assert all(outcome.error is None for outcome in narrow_pool.encode_many(folder[:6]))
+    patient = narrow_pool._client
+    config = patient.config.model_copy(update={"saturated_timeout_s": 0.0})
+    hasty = Client(config, patient.adapter, patient.transport, num_workers=patient.num_workers)
+    outcomes = list(hasty.encode_many(folder[:6]))
+    refused = [outcome.error for outcome in outcomes if outcome.error is not None]
+    assert refused
+    assert len(refused) < 6
+    assert all(isinstance(error, PoolSaturatedError) for error in refused)
+    assert "retry in" in str(refused[0])
+    narrow_pool.close()
+    with pytest.raises(PoolClosedError):
+        narrow_pool.encode(folder[0])
+    with pytest.raises(PoolClosedError):
+        narrow_pool.stats()
+
+
+def test_an_unknown_model_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"no model 'tiny-minicpmv-9': .* did you mean 'tiny-minicpmv-"):
+        EncoderPool.start(tiny_config(model="tiny-minicpmv-9"))
+
+
+def test_a_worker_that_cannot_load_fails_the_start_with_its_reason(ray_cluster: None, tmp_path: Path) -> None:
+    config = load_adapter(tiny_config().worker.encoder).checkpoint_config()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WorkerStartError, match=r"worker-0 could not start: WeightsError: .*safetensors"):
+        EncoderPool.start(tiny_config(model=str(tmp_path), num_workers=1))
+
+
+def test_resources_that_the_cluster_lacks_fail_the_start_at_once(ray_cluster: None) -> None:
+    with pytest.raises(WorkerStartError, match="2 workers need a GPU each, the cluster has 0"):
+        EncoderPool.start(tiny_config(worker={"device": "cuda"}))
+    with pytest.raises(WorkerStartError, match="workers need 400 CPUs"):
+        EncoderPool.start(tiny_config(num_workers=800))
