@@ -17,7 +17,13 @@ from encoder.pictures import DEMO_SIZES, draw_picture
 
 DEMO_CONFIG = {"num_workers": 2, "worker": {"device": "cpu", "encoder": {"model": "tiny-minicpmv-2.6"}}}
 
-_SAVE_AS: tuple[tuple[str, dict[str, Any]], ...] = ((".jpg", {"quality": 90}), (".png", {}), (".webp", {}))
+# As on disk anywhere: mostly JPEG. Fast settings, since nobody keeps the files.
+_SAVE_AS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (".jpg", {"quality": 90}),
+    (".png", {"compress_level": 1}),
+    (".jpg", {"quality": 75}),
+    (".webp", {"method": 0}),
+)
 
 
 def run_demo() -> int:
