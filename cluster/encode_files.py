@@ -24,14 +24,10 @@ class RunSummary:
     num_failed: int
     num_parts: int
     elapsed_s: float  # encoding, without the pool's start
-    hit_rate: float
-    fill: float
+    rates: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.num_items} items in {self.elapsed_s:.1f} s ({self.num_items / max(self.elapsed_s, 1e-9):.1f} a "
-            f"second), {self.num_failed} failed; hit rate {self.hit_rate:.0%}, fill {self.fill:.0%}"
-        )
+        return f"{self.num_items} items in {self.elapsed_s:.1f} s, {self.num_failed} failed; {self.rates}"
 
 
 def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, overwrite: bool = False) -> RunSummary:
@@ -51,14 +47,13 @@ def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, ov
         for source, outcome in zip(sources, outcomes, strict=True):
             output.write(source, outcome)
             progress.advance(None if outcome.error is None else f"{source.path}: {outcome.error}")
-        stats, elapsed_s = pool.stats(), progress.elapsed_s
+        elapsed_s, rates = progress.elapsed_s, progress.rates()
     return RunSummary(
         num_items=progress.num_done,
         num_failed=progress.num_failed,
         num_parts=output.num_parts,
         elapsed_s=elapsed_s,
-        hit_rate=stats.hit_rate,
-        fill=stats.fill,
+        rates=rates,
     )
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from encoder.errors import EncoderPoolError
 
 if TYPE_CHECKING:
     from cluster.pool import PoolStats
@@ -33,6 +36,7 @@ class EncodeProgress:
         self.num_done = 0
         self.num_failed = 0
         self._total = total
+        self._graph_rates = ""
         self._stats = stats
         self._stream = stream
         self._now_s = now_s
@@ -78,9 +82,15 @@ class EncodeProgress:
             self._shown_s = now_s
             self._show()
 
+    def rates(self) -> str:
+        """Throughput, and of the graphs what the pool tells; a pool too busy to tell is no reason to stop."""
+        with suppress(EncoderPoolError):
+            stats = self._stats()
+            self._graph_rates = f", hit rate {stats.hit_rate:.0%}, fill {stats.fill:.0%}"
+        return f"{self.items_per_s:.1f} items/s{self._graph_rates}"
+
     def _show(self) -> None:
-        stats = self._stats()
-        counts = f"{self.items_per_s:.1f} items/s, hit rate {stats.hit_rate:.0%}, fill {stats.fill:.0%}"
+        counts = self.rates()
         if self._bar and self._task is not None:
             self._bar.update(self._task, counts=counts)
         else:

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from cluster.progress import MAX_ERROR_LINES, EncodeProgress
+from encoder.errors import PoolError
 
 
 class Terminal(StringIO):
@@ -43,6 +44,17 @@ def test_a_terminal_gets_a_bar() -> None:
             progress.advance()
     assert "4/4" in stream.getvalue()
     assert "hit rate 98%" in stream.getvalue()
+
+
+def test_a_pool_that_does_not_tell_its_counts_stops_nothing() -> None:
+    def silent() -> Any:
+        raise PoolError("the router does not answer")
+
+    clock, stream = Clock(), StringIO()
+    with EncodeProgress(2, silent, stream=stream, now_s=clock) as progress:
+        clock.now_s = 10.0
+        progress.advance()
+    assert stream.getvalue() == "encpool: 1/2 items, 0.1 items/s\n"
 
 
 def test_errors_are_shown_up_to_a_number() -> None:
