@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from cluster import local_ray
 from cluster.client import Client, Embedding, Outcome, Source
@@ -155,8 +155,15 @@ class EncoderPool:
     def members(self) -> list[Member]:
         """The workers as the router knows them."""
         self._check_open()
-        members: list[Member] = ray.get(self._router.members.remote(), timeout=ROUTER_TIMEOUT_S)
-        return members
+        until_s = time.monotonic() + ROUTER_TIMEOUT_S
+        while True:
+            try:
+                members: list[Member] = ray.get(self._router.members.remote(), timeout=ROUTER_TIMEOUT_S)
+                return members
+            except ActorUnavailableError:  # it restarts
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(POLL_S)
 
     def stats(self) -> PoolStats:
         """Counts of every worker that answers within two seconds."""
