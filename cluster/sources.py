@@ -28,7 +28,8 @@ def find_sources(arguments: Sequence[str]) -> list[Source]:
     in the order of their names; of what they hold, hidden files and files without an image's ending are skipped,
     unless the pattern itself names the ending. A file that is named twice is encoded twice.
 
-    Raises ConfigError when an argument does not exist or matches nothing, or when no image is left.
+    Raises ConfigError when an argument does not exist or matches nothing, a folder cannot be listed, or no image is
+    left.
     """
     absent = [argument for argument in arguments if not os.path.exists(argument) and not _matches(argument)]
     if absent:
@@ -65,11 +66,15 @@ def _files_of(argument: str) -> Iterator[str]:
 
 
 def _images_below(folder: str) -> Iterator[str]:
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, onerror=_cannot_list):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             if not name.startswith(".") and _is_image_name(name):
                 yield os.path.join(parent, name)
+
+
+def _cannot_list(error: OSError) -> None:
+    raise ConfigError(f"cannot list folder {error.filename}: {error.strerror}; leave it out or make it readable")
 
 
 def _is_image_name(path: str) -> bool:

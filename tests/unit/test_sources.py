@@ -1,6 +1,9 @@
+import errno
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +86,19 @@ def test_what_does_not_exist_is_named() -> None:
 def test_a_folder_without_images_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"no images in raw.*\.jpg"):
         find_sources(["raw"])
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def guarded(path: str) -> Any:  # permissions do not stop root, who may run the tests
+        if os.path.basename(path) == "deep":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(ConfigError, match=r"cannot list folder \./sub/deep: Permission denied"):
+        find_sources(["."])
 
 
 def test_ids_are_unique_stable_and_fit_for_file_names(save_picture: Callable[..., Path]) -> None:
