@@ -246,6 +246,9 @@ class Stream:
             except WorkerLostError:  # it is starting, or closed: it took nothing on board
                 self._retry_elsewhere(call.items)
                 self._transport.suspect(call.incarnation)
+            except EncoderPoolError as error:
+                for item in call.items:
+                    self._fail(item, error)
             else:
                 self._settle(call, result)
         now_s = time.monotonic()

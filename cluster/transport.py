@@ -10,7 +10,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from cluster.router import LeaseRequest
 from cluster.routing import NO_WORKER_RETRY_MS, Lease, Refusal
-from encoder.errors import EncoderPoolError
+from encoder.errors import EncodeError, EncoderPoolError
 from workers.messages import EncodeBatch, EncodeResult
 
 FETCH_TIMEOUT_S = 60.0  # for an answer that is known to be there
@@ -33,7 +33,7 @@ class Transport(Protocol):
         """Those of the calls that are done; waits for the first one, at most so long."""
 
     def result(self, call: Any) -> EncodeResult:
-        """The answer of a call that is done. Raises WorkerGone, or what the worker raised for the whole call."""
+        """The answer of a call that is done. Raises WorkerGone, or an EncoderPoolError about the whole call."""
 
     def cancel(self, worker_id: str, call_id: str) -> None:
         """Tell a worker that nobody awaits a call any more."""
@@ -80,8 +80,8 @@ class RayTransport:
             result: EncodeResult = ray.get(call, timeout=FETCH_TIMEOUT_S)
         except EncoderPoolError:  # raised by the worker: Ray keeps its type
             raise
-        except RayTaskError:  # a bug of ours in the worker
-            raise
+        except RayTaskError as error:  # a bug of ours in the worker: the traceback is in its log
+            raise EncodeError(f"the worker failed on the whole call: {error.cause!r}") from error
         except RayError as error:
             raise WorkerGone(f"{type(error).__name__}: {error}") from error
         return result

@@ -1,7 +1,7 @@
 """`GpuLoop`: the one thread that owns the device. It loads, captures, proves itself, and then replays what waits.
 
 A run that fails is not the end: its items run again apart and eagerly, so that only the guilty one fails; out of
-memory, runs are halved and then the largest graph is dropped. Only a lost device context ends the loop.
+memory, runs are halved and then the largest graph is dropped. Only a lost device context, or a failed assertion, ends the loop.
 """
 
 # Shapes: T output rows of a segment, E width of a token.
@@ -81,7 +81,7 @@ class GpuLoop:
     def run(self) -> None:
         """Keep launches in flight, finish the oldest first, until the batcher is aborted.
 
-        Raises torch.AcceleratorError when the device context is lost.
+        Raises torch.AcceleratorError when the device context is lost, AssertionError when our own state is.
         """
         refreshed_s = self._now_s()
         while not self._batcher.aborted:
@@ -204,8 +204,8 @@ class GpuLoop:
                 num_patches = entries[0].segment.shape.num_patches
                 jobs[0].fail(EncodeError(f"no memory for a segment of {num_patches} patches: {error}"))
                 return
-        elif isinstance(error, torch.AcceleratorError):
-            raise error  # the device context is lost for good: the process must go
+        elif isinstance(error, torch.AcceleratorError | AssertionError):
+            raise error  # the device context, or our own state, is broken for good: the process must go
         elif ran_alone and len(jobs) == 1:
             jobs[0].fail(EncodeError(f"the encoder failed on it: {type(error).__name__}: {error}"))
             return

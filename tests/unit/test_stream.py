@@ -23,6 +23,7 @@ from encoder.config import EncoderConfig
 from encoder.errors import (
     BadMediaError,
     DeadlineError,
+    EncodeError,
     EncoderPoolError,
     MediaTooLargeError,
     PoisonItemError,
@@ -257,6 +258,20 @@ def test_a_poison_item_fails_alone_and_is_refused_from_then_on() -> None:
     with pytest.raises(PoisonItemError, match="quarantined"):
         encoder.encode(poison)
     assert len(pool.log) == num_calls
+
+
+def test_a_call_that_fails_as_a_whole_fails_its_items_and_no_others() -> None:
+    pool = FakePool()
+    fault = iter([EncodeError("a bug")])
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        for error in fault:
+            raise error
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    outcomes = list(client(pool).encode_many(PICTURES))
+    assert [type(outcome.error) for outcome in outcomes].count(EncodeError) == 4
 
 
 def test_a_pool_without_workers_fails_after_a_bounded_time() -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from fakes import FakeRunner, graph, item, loader, picture
+from fakes import Clock, FakeRunner, graph, item, loader, picture
 
 from encoder.adapters.base import Segment
 from encoder.config import EncoderConfig
@@ -32,11 +32,13 @@ def settled() -> list[int]:
 def start_worker(settled: list[int]) -> Iterator[StartWorker]:
     with ExitStack() as stack:
 
-        def start(runner: FakeRunner, **settings: object) -> EncoderWorker:
+        def start(
+            runner: FakeRunner, *, now_s: Callable[[], float] = time.monotonic, **settings: object
+        ) -> EncoderWorker:
             config = WorkerConfig.model_validate(
                 {"encoder": EncoderConfig(model="fake"), "device": "cpu", "decode_threads": 2, **settings}
             )
-            worker = EncoderWorker(config, "w", load=loader(runner), on_settled=settled.append)
+            worker = EncoderWorker(config, "w", load=loader(runner), on_settled=settled.append, now_s=now_s)
             stack.callback(worker.close)
             stack.callback(runner.gate.set)
             worker.start()
@@ -150,10 +152,13 @@ def test_out_of_memory_that_nothing_helps_fails_the_item_alone(start_worker: Sta
     assert errors(worker.encode(batch(picture(1), picture(66)))) == [None, "EncodeError"]
 
 
-def test_a_lost_device_fails_the_worker_and_everything_in_it(start_worker: StartWorker) -> None:
+@pytest.mark.parametrize("kind", [torch.AcceleratorError, AssertionError])
+def test_a_broken_device_or_state_fails_the_worker_and_everything_in_it(
+    start_worker: StartWorker, kind: type[Exception]
+) -> None:
     runner = FakeRunner()
     worker = start_worker(runner)
-    runner.break_run = breaks_on(66, torch.AcceleratorError("CUDA error: illegal memory access"))
+    runner.break_run = breaks_on(66, kind("CUDA error: illegal memory access"))
     assert errors(worker.encode(batch(picture(66)))) == ["WorkerLostError"]
     until(lambda: worker.report().state is WorkerState.FAILED)
     assert "illegal memory access" in message(worker.report().error)
@@ -211,6 +216,17 @@ def test_a_draining_worker_finishes_what_it_has(start_worker: StartWorker) -> No
     assert worker.drain(10)
     assert worker.report().state is WorkerState.DRAINING
     assert errors(worker.encode(batch(picture(1)))) == ["PoolClosedError"]
+
+
+def test_costs_that_moved_are_reported(start_worker: StartWorker) -> None:
+    clock = Clock()
+    runner = FakeRunner([graph(cost_ms=10)])
+    worker = start_worker(runner, now_s=clock)
+    runner.views = [graph(cost_ms=15)]
+    worker.encode(batch(picture(1)))
+    assert [view.cost_ms for view in worker.report().graphs] == [10]
+    clock.now += 6
+    until(lambda: [view.cost_ms for view in worker.report().graphs] == [15])
 
 
 def test_many_callers_get_their_own_results(start_worker: StartWorker, settled: list[int]) -> None:
