@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, MissReason, SegmentShape
 
+LOOK_AHEAD = 256
+"""Pending segments that a plan considers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphView:
@@ -103,7 +106,7 @@ class GraphTable:
 
 
 def plan_replay(
-    pending: Sequence[SegmentShape], table: GraphTable, *, eager_patches: int, look_ahead: int = 256
+    pending: Sequence[SegmentShape], table: GraphTable, *, eager_patches: int, look_ahead: int = LOOK_AHEAD
 ) -> Replay:
     """Choose the next replay for `pending`, oldest first; at least the oldest segment is in it.
 

@@ -21,7 +21,7 @@ from encoder.arena import ArenaLayout
 from encoder.attention import capturable, choose_backend
 from encoder.config import EncoderConfig
 from encoder.graphs import CaptureReport, GraphSet, graph_keys
-from encoder.packing import GraphTable, GraphView, Replay, plan_replay
+from encoder.packing import LOOK_AHEAD, GraphTable, GraphView, Replay, plan_replay
 from encoder.staging import Slot, StagingRing
 from encoder.types import AxisKeys, Capacity, GraphKey, MissReason, SegmentShape
 from encoder.weights import load_tensors, random_tensors
@@ -206,20 +206,31 @@ class EncoderRunner:
 
     def encode(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
         """Every segment's tokens, in order: plan, submit and finish until all are done."""
+        return self.encode_traced(segments)[0]
+
+    def encode_traced(self, segments: Sequence[Segment]) -> tuple[list[torch.Tensor], list[Launch]]:
+        """`encode`, and the launches it took."""
         results: list[torch.Tensor | None] = [None] * len(segments)
         waiting = list(range(len(segments)))
         under_way: list[tuple[Launch, list[int]]] = []
+        launches: list[Launch] = []
         while waiting or under_way:
             if waiting and len(under_way) < 2:
-                replay = self.plan([segments[index].shape for index in waiting])
+                replay = self.plan([segments[index].shape for index in waiting[:LOOK_AHEAD]])
                 chosen = [waiting[index] for index in replay.taken]
-                waiting = [index for index in waiting if index not in set(chosen)]
+                for place in reversed(replay.taken):
+                    del waiting[place]
                 under_way.append((self.submit([segments[index] for index in chosen], replay), chosen))
                 continue
             launch, chosen = under_way.pop(0)
+            launches.append(launch)
             for index, tokens in zip(chosen, self.finish(launch), strict=True):
                 results[index] = tokens
-        return [tokens for tokens in results if tokens is not None]
+        return [tokens for tokens in results if tokens is not None], launches
+
+    def replay_again(self, key: GraphKey) -> None:
+        """Replay a graph over the inputs it holds, and leave its output where it is: for measuring alone."""
+        self._graphs.graphs[key].replay()
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,0 +1,78 @@
+"""What the engine bench encodes, and the arithmetic it has to do for it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from encoder.adapters.base import Segment
+from encoder.adapters.minicpmv import MiniCPMV
+from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
+from encoder.types import SegmentShape
+
+SINGLE_SIZES: tuple[Size, ...] = ((448, 448), (640, 480), (1920, 1080))
+VIDEO_FRAMES, VIDEO_SIZE = 64, (1280, 720)
+MIXED_IMAGES, MIXED_SIDES = 40, (64, 4096)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Images prepared once; each is the list of its segments."""
+
+    name: str
+    images: tuple[tuple[Segment, ...], ...]
+    saturated: bool  # many at a time, or one image alone
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All segments, image by image."""
+        return [segment for image in self.images for segment in image]
+
+    @property
+    def num_patches(self) -> int:
+        """Useful patches."""
+        return sum(segment.shape.num_patches for segment in self.segments)
+
+
+def make_workloads(adapter: MiniCPMV, frames_adapter: MiniCPMV, *, seed: int = 0) -> list[Workload]:
+    """The four workloads: (a) traffic, (b) one image alone, (c) random sizes, (d) video frames without slicing."""
+    return [
+        _workload(adapter, "traffic", TRAFFIC_SIZES, saturated=True),
+        *(_workload(adapter, f"{w}x{h} alone", [(w, h)], saturated=False) for w, h in SINGLE_SIZES),
+        _workload(adapter, "random sizes", random_sizes(MIXED_IMAGES, seed), saturated=True),
+        _workload(frames_adapter, "video", [VIDEO_SIZE] * VIDEO_FRAMES, saturated=True),
+    ]
+
+
+def _workload(adapter: MiniCPMV, name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
+    images = tuple(
+        tuple(adapter.prepare(draw_picture(width, height, seed))) for seed, (width, height) in enumerate(sizes)
+    )
+    return Workload(name=name, images=images, saturated=saturated)
+
+
+def random_sizes(count: int, seed: int) -> list[Size]:
+    """Both sides log-uniform and independent, so that strips come too."""
+    rng = random.Random(seed)
+    low, high = map(math.log, MIXED_SIDES)
+
+    def side() -> int:
+        return round(math.exp(rng.uniform(low, high)))
+
+    return [(side(), side()) for _ in range(count)]
+
+
+def useful_flops(adapter: MiniCPMV, shapes: Sequence[SegmentShape]) -> float:
+    """Multiplications and additions that these segments ask of tower and resampler, as released, pads left out.
+
+    What does not depend on the image (the projection of the queries) is not counted.
+    """
+    width, mlp, tokens, queries = adapter.width, adapter.mlp_width, adapter.hidden_size, adapter.queries
+    layers = adapter.num_layers - adapter.drop_last_layer
+    patch_bytes = 3 * adapter.patch_size**2
+    per_patch = 2 * patch_bytes * width + layers * 2 * (4 * width**2 + 2 * width * mlp)
+    per_patch += 2 * width * tokens + 2 * 2 * tokens**2 + 4 * queries * tokens  # projection, K and V, cross-attention
+    per_slice = 2 * 2 * queries * tokens**2  # output projections of the tokens
+    return sum(shape.num_patches * (per_patch + layers * 4 * shape.num_patches * width) + per_slice for shape in shapes)
