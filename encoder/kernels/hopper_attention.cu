@@ -1,31 +1,35 @@
 // Ragged self-attention for compute capability 9.0, after FlashAttention-3 (Shah et al. 2024).
 //
-// Persistent blocks of one producer warpgroup and CONSUMERS consumer warpgroups. A tile is 64 x CONSUMERS queries of one
-// head of one segment; a consumer owns 64 of its rows. The producer copies Q once a tile and K, V in blocks of KEYS rows
-// through a ring in shared memory; consumers multiply with wgmma and run the softmax of one block while the tensor cores
-// work on P V of the block before. The segment's last block, when partly filled, comes first, on its own and only as wide
-// as it must be: all other blocks need no mask.
+// Persistent blocks of one producer warp and CONSUMERS consumer warpgroups. A tile is 64 x CONSUMERS queries of one head of one
+// segment; a consumer owns 64 of its rows. The producer sends Q once a tile and K, V in blocks of KEYS rows through a ring in
+// shared memory, all by the bulk tensor copy engine: copies by threads share a queue with the consumers' shuffles and
+// barriers and stalled them. Consumers take turns at the tensor cores (the others are at their softmax meanwhile: left to
+// themselves they fall into step, and both units idle half the time). The segment's last block, when partly filled, comes first,
+// on its own and only as wide as it must be: all other blocks need no mask.
 //
-// Copies are 16-byte cp.async, which fill rows beyond the segment with zeros and suit rows of 144 bytes (heads of 72), where
-// a tensor map would need 128-byte boxes and a rest. Shared layout: wgmma's unswizzled core matrices, "chunk-major": chunk c (8
-// columns, 16 bytes) of row r lies at c x STRIDE + r x 16. STRIDE is an odd number of 16 bytes, so no bank conflicts.
+// A head of 72 columns is 64 + 8 for the copy engine: a box of 64 columns (128-byte swizzle) and a rest as wide as a power of
+// two (16 columns, 32-byte swizzle), filled with zeros beyond the head by the tensor map. V's rest lies in a second box of
+// 64, so that one wgmma of N = 72 spans both.
 //
-// Compiled by nvrtc.py with HEAD_WIDTH, CONSUMERS, KEYS, STAGES, CONSUMER_REGISTERS, PRODUCER_REGISTERS and ELEMENT_*
-// defined, behind the wgmma wrappers that hopper_attention.py writes:
+// Compiled by nvrtc.py with HEAD_WIDTH, CONSUMERS, KEYS, STAGES, CONSUMER_REGISTERS, PRODUCER_REGISTERS, MAIN_WIDTH, REST_WIDTH
+// and ELEMENT_* defined, behind the wgmma wrappers that hopper_attention.py writes:
 //   qk_<N>_first(float* d, u64 a, u64 b)   d[64 x N]  = A B^T, both in shared memory
 //   qk_<N>(float* d, u64 a, u64 b)         d[64 x N] += A B^T
 //   pv(float* d, const u32* a, u64 b)      d[64 x HEAD_WIDTH] += A B, A in registers
 
-constexpr int CHUNKS = HEAD_WIDTH / 8;
-constexpr int QK_STEPS = (CHUNKS + 1) / 2;  // 16 columns of Q and K each
-constexpr int QK_CHUNKS = 2 * QK_STEPS;     // an odd CHUNKS is followed by a chunk of zeros
 constexpr int TILE = 64 * CONSUMERS;
-constexpr int PRODUCERS = 128;
-constexpr int Q_STRIDE = 64 * 16 + 16, KV_STRIDE = KEYS * 16 + 16;
-constexpr int Q_BYTES = QK_CHUNKS * Q_STRIDE;  // of one consumer
-constexpr int K_BYTES = QK_CHUNKS * KV_STRIDE, V_BYTES = CHUNKS * KV_STRIDE;
+constexpr int CHUNKS = HEAD_WIDTH / 8;  // of 16 bytes
+constexpr int MAIN_STEPS = ((HEAD_WIDTH < 64 ? HEAD_WIDTH : 64) + 15) / 16, REST_STEPS = (HEAD_WIDTH - 64 + 15) / 16;
+constexpr int MAIN_ROW = 2 * MAIN_WIDTH, REST_ROW = 2 * REST_WIDTH, V_ROW = 128;  // bytes in shared memory
+constexpr int V_ATOMS = (HEAD_WIDTH + 63) / 64;
+constexpr int BOX_ROWS = 64;
+constexpr int Q_BYTES = 64 * (MAIN_ROW + REST_ROW);  // of one consumer
+constexpr int K_BYTES = KEYS * (MAIN_ROW + REST_ROW), V_BYTES = V_ATOMS * KEYS * V_ROW;
 constexpr int Q_AT = 1024, KV_AT = Q_AT + 2 * CONSUMERS * Q_BYTES;
-constexpr int GROUP = 128;  // bytes between two groups of eight rows
+
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
 
 struct Tile {
     int begin, length, head, first;  // the segment's first row and length, the head, the tile's first row in the segment
@@ -44,8 +48,8 @@ __device__ __forceinline__ void barrier_init(u32 bar, int count) {
 __device__ __forceinline__ void barrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-__device__ __forceinline__ void barrier_arrive_after_copies(u32 bar) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+__device__ __forceinline__ void barrier_expect(u32 bar, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
     u32 done;
@@ -76,14 +80,26 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     asm("cvt.rn." ELEMENT_PTX "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
-// `leading` and `stride` as wgmma names them: for K-major operands the step to the next 8 columns and the next 8 rows, for
-// MN-major ones (V) the step to the next 8 rows and the next 8 columns.
-__device__ __forceinline__ u64 descriptor(u32 address, int leading, int stride) {
-    return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32;
+// A turn at the tensor cores: named barriers, one a consumer, that the consumer before it opens.
+__device__ __forceinline__ void await_turn(int consumer) {
+    asm volatile("bar.sync %0, 256;" ::"r"(8 + consumer) : "memory");
 }
-// 16 bytes to shared memory, zeros unless `keep`.
-__device__ __forceinline__ void copy_16(u32 to, const char* from, bool keep) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(keep ? 16 : 0));
+__device__ __forceinline__ void pass_turn(int consumer) {
+    asm volatile("bar.arrive %0, 256;" ::"r"(8 + (consumer + 1) % CONSUMERS) : "memory");
+}
+// wgmma's view of shared memory. `row` is the length of a row in bytes and names the swizzle; `leading` is read for V alone: the
+// step from one box of 64 columns to the next.
+template <int ROW> __device__ __forceinline__ u64 descriptor(u32 address, int leading = 16) {
+    constexpr u32 swizzle = ROW == 128 ? 1 : ROW == 64 ? 2 : 3;
+    const u32 low = address >> 4 | leading >> 4 << 16, high = 8 * ROW >> 4 | swizzle << 30;
+    return low | (u64)high << 32;
+}
+// One box of BOX_ROWS rows: column `column` on, of head `head` (3 x heads of them: q, k, v), from row `row` on.
+__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, int column, int head, int row, u32 bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "l"(&map), "r"(column), "r"(head), "r"(row), "r"(bar)
+        : "memory");
 }
 
 // Segments come one after another; in each first the full tiles, head by head, then every head's partly filled one.
@@ -121,36 +137,16 @@ __device__ __forceinline__ bool find(Finder& at, int tile, const int* cu, int nu
     return false;
 }
 
-// The producer threads copy rows of one head together: ROWS_A_PASS at a time, each thread always the same chunk of them, so
-// that a copy costs an addition or two. (Threads beyond the last whole row have no part.)
-struct Copier {
-    static constexpr int ROWS_A_PASS = PRODUCERS / CHUNKS;
-    int row, at;          // this thread's row of the first pass, and where it begins in memory
-    int chunk;
-    long pass_bytes;
-
-    __device__ __forceinline__ Copier(int thread, long row_bytes) {
-        row = thread / CHUNKS, chunk = thread - row * CHUNKS;
-        at = row * (int)row_bytes + chunk * 16;
-        pass_bytes = ROWS_A_PASS * row_bytes;
-        if (row >= ROWS_A_PASS) row = 1 << 20;
-    }
-
-    // Rows [0, ROWS), those from `valid` on as zeros.
-    template <int ROWS, int STRIDE> __device__ __forceinline__ void copy(u32 to, const char* from, int valid) const {
-        const char* source = from + at;
-        to += chunk * STRIDE + row * 16;
-        if (valid >= ROWS) {
-#pragma unroll
-            for (int first = 0; first < ROWS; first += ROWS_A_PASS, source += pass_bytes)
-                if (row < ROWS - first) copy_16(to + first * 16, source, true);
-        } else {
+// `boxes` of Q or K: the main columns, then, behind ROWS of those, the rest.
+template <int ROWS>
+__device__ __forceinline__ void copy_rows(
+    u32 to, const TensorMap& main_map, const TensorMap& rest_map, int head, int row, int boxes, u32 bar) {
 #pragma unroll 1
-            for (int first = 0; first < ROWS; first += ROWS_A_PASS, source += pass_bytes, to += ROWS_A_PASS * 16)
-                if (row < ROWS - first) copy_16(to, row < valid - first ? source : from, row < valid - first);
-        }
+    for (int i = 0; i < boxes * BOX_ROWS; i += BOX_ROWS) {
+        copy_box(to + i * MAIN_ROW, main_map, 0, head, row + i, bar);
+        if constexpr (REST_WIDTH > 0) copy_box(to + ROWS * MAIN_ROW + i * REST_ROW, rest_map, 64, head, row + i, bar);
     }
-};
+}
 
 struct Softmax {
     float peak[2], total[2], fade[2];  // of this thread's two rows; `total` is summed over the four lanes at the end
@@ -178,20 +174,28 @@ struct Softmax {
     }
 };
 
+template <int N> __device__ __forceinline__ void multiply_qk_step(float* s, u64 q, u64 k, bool first) {
+    if constexpr (N == 16) first ? qk_16_first(s, q, k) : qk_16(s, q, k);
+    if constexpr (N == 32) first ? qk_32_first(s, q, k) : qk_32(s, q, k);
+    if constexpr (N == 64) first ? qk_64_first(s, q, k) : qk_64(s, q, k);
+    if constexpr (N == 128) first ? qk_128_first(s, q, k) : qk_128(s, q, k);
+}
+
 template <int N> __device__ __forceinline__ void multiply_qk(float* s, u32 q, u32 k) {
+    const u64 q_main = descriptor<MAIN_ROW>(q), k_main = descriptor<MAIN_ROW>(k);
 #pragma unroll
-    for (int i = 0; i < QK_STEPS; ++i) {
-        const u64 a = descriptor(q + 2 * i * Q_STRIDE, Q_STRIDE, GROUP), b = descriptor(k + 2 * i * KV_STRIDE, KV_STRIDE, GROUP);
-        if constexpr (N == 16) i ? qk_16(s, a, b) : qk_16_first(s, a, b);
-        if constexpr (N == 32) i ? qk_32(s, a, b) : qk_32_first(s, a, b);
-        if constexpr (N == 64) i ? qk_64(s, a, b) : qk_64_first(s, a, b);
-        if constexpr (N == KEYS && KEYS > 64) i ? QK_KEYS(s, a, b) : QK_KEYS_FIRST(s, a, b);
+    for (int i = 0; i < MAIN_STEPS; ++i) multiply_qk_step<N>(s, q_main + 2 * i, k_main + 2 * i, i == 0);
+    if constexpr (REST_WIDTH > 0) {
+        const u64 q_rest = descriptor<REST_ROW>(q + 64 * MAIN_ROW), k_rest = descriptor<REST_ROW>(k + KEYS * MAIN_ROW);
+#pragma unroll
+        for (int i = 0; i < REST_STEPS; ++i) multiply_qk_step<N>(s, q_rest + 2 * i, k_rest + 2 * i, false);
     }
 }
 
 template <int N> __device__ __forceinline__ void multiply_pv(float* o, const u32* p, u32 v) {
+    const u64 first = descriptor<V_ROW>(v, KEYS * V_ROW);
 #pragma unroll
-    for (int i = 0; i < N / 16; ++i) pv(o, p + 4 * i, descriptor(v + 2 * i * GROUP, GROUP, KV_STRIDE));
+    for (int i = 0; i < N / 16; ++i) pv(o, p + 4 * i, first + i * (16 * V_ROW >> 4));
 }
 
 template <int N> __device__ __forceinline__ void to_operand(u32* p, const float* s) {
@@ -206,7 +210,17 @@ template <int N> __device__ __forceinline__ void fade_rows(float (&o)[N], const 
 
 // The partly filled block: N columns, `valid` of them keys.
 template <int N, int O>
-__device__ __forceinline__ void attend_rest(float (&o)[O], Softmax& softmax, u32 q, u32 k, u32 v, int valid, float scale) {
+__device__ __forceinline__ void attend_rest(
+    float (&o)[O], Softmax& softmax, u32 q, u32 k, u32 v, char* v_rows, int valid, float scale, int consumer) {
+    // Rows beyond the segment are the next one's, or padding that may hold NaN, which a weight of 0 would not stop. Every
+    // consumer writes these zeros for itself: the others' are the same.
+    for (int i = threadIdx.x & 127; i < (N - valid) * 8; i += 128) {
+#pragma unroll
+        for (int atom = 0; atom < V_ATOMS; ++atom)
+            *(int4*)(v_rows + atom * KEYS * V_ROW + valid * V_ROW + i * 16) = make_int4(0, 0, 0, 0);
+    }
+    fence_async_proxy();
+    asm volatile("bar.sync %0, 128;" ::"r"(consumer + 1) : "memory");
     float s[N / 2];
     u32 p[N / 4];
     wgmma_fence();
@@ -235,75 +249,72 @@ struct Ring {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(PRODUCERS + 128 * CONSUMERS, 1) ragged_attention(
-    const char* __restrict__ qkv, const int* __restrict__ cu, char* __restrict__ out, int num_segments, int num_heads,
-    float scale) {
+extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_attention(
+    const __grid_constant__ TensorMap main_map, const __grid_constant__ TensorMap rest_map, const __grid_constant__ TensorMap v_map,
+    const int* __restrict__ cu, char* __restrict__ out, int num_segments, int num_heads, float scale) {
     extern __shared__ __align__(1024) char shared[];
     const u32 base = shared_address(shared);
     const u32 q_full = base, q_free = base + 16, k_full = base + 64, v_full = k_full + 8 * STAGES, kv_free = v_full + 8 * STAGES;
-    const long row_bytes = 6l * num_heads * HEAD_WIDTH, out_row_bytes = 2l * num_heads * HEAD_WIDTH;
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; ++i) barrier_init(q_full + 8 * i, PRODUCERS), barrier_init(q_free + 8 * i, 4 * CONSUMERS);
+        for (int i = 0; i < 2; ++i) barrier_init(q_full + 8 * i, 1), barrier_init(q_free + 8 * i, 4 * CONSUMERS);
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(k_full + 8 * i, PRODUCERS), barrier_init(v_full + 8 * i, PRODUCERS);
+            barrier_init(k_full + 8 * i, 1), barrier_init(v_full + 8 * i, 1);
             barrier_init(kv_free + 8 * i, 4 * CONSUMERS);
         }
+        fence_async_proxy();
     }
-    if constexpr (CHUNKS % 2) {  // the chunk of zeros behind Q's and K's columns
-        const int4 zero = {0, 0, 0, 0};
-        for (int i = threadIdx.x; i < 2 * CONSUMERS * 64; i += blockDim.x)
-            *(int4*)(shared + Q_AT + i / 64 * Q_BYTES + CHUNKS * Q_STRIDE + i % 64 * 16) = zero;
-        for (int i = threadIdx.x; i < STAGES * KEYS; i += blockDim.x)
-            *(int4*)(shared + KV_AT + i / KEYS * (K_BYTES + V_BYTES) + CHUNKS * KV_STRIDE + i % KEYS * 16) = zero;
-    }
-    fence_async_proxy();
     __syncthreads();
 
     Finder finder;
     Tile tile;
     Ring ring;
-    if (warpgroup == 0) {  // the producer
+    if (warpgroup == 0) {  // the producer: one lane of one warp
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        const Copier copier(threadIdx.x, row_bytes);
+        if (threadIdx.x >= 32) return;
         for (int n = 0; find(finder, blockIdx.x + n * gridDim.x, cu, num_segments, num_heads, tile); ++n) {
-            const char* segment = qkv + tile.begin * row_bytes + tile.head * (2 * HEAD_WIDTH);
-            const u32 q = base + Q_AT + (n & 1) * (CONSUMERS * Q_BYTES);
-            barrier_wait(q_free + 8 * (n & 1), (n >> 1 & 1) ^ 1);
+            if (threadIdx.x == 0) {
+                const u32 q = base + Q_AT + (n & 1) * (CONSUMERS * Q_BYTES), q_bar = q_full + 8 * (n & 1);
+                const int active = min((tile.length - tile.first + 63) / 64, CONSUMERS);
+                barrier_wait(q_free + 8 * (n & 1), (n >> 1 & 1) ^ 1);
+                barrier_expect(q_bar, active * Q_BYTES);
 #pragma unroll 1
-            for (int i = 0; i < CONSUMERS; ++i) {
-                const int first = tile.first + 64 * i;
-                if (first < tile.length)
-                    copier.copy<64, Q_STRIDE>(q + i * Q_BYTES, segment + first * row_bytes, tile.length - first);
-            }
-            barrier_arrive_after_copies(q_full + 8 * (n & 1));
-            const int full = tile.length / KEYS, rest = tile.length - full * KEYS;
+                for (int i = 0; i < active; ++i)
+                    copy_rows<64>(q + i * Q_BYTES, main_map, rest_map, tile.head, tile.begin + tile.first + 64 * i, 1, q_bar);
+                const int full = tile.length / KEYS, rest = tile.length - full * KEYS;
 #pragma unroll 1
-            for (int j = rest ? -1 : 0; j < full; ++j, ring.next()) {
-                const int valid = j < 0 ? rest : KEYS;
-                const char* k = segment + out_row_bytes + (j < 0 ? full : j) * KEYS * row_bytes;
-                const u32 to = base + KV_AT + ring.stage * (K_BYTES + V_BYTES);
-                barrier_wait(kv_free + 8 * ring.stage, ring.parity ^ 1);
-                copier.copy<KEYS, KV_STRIDE>(to, k, valid);
-                barrier_arrive_after_copies(k_full + 8 * ring.stage);
-                copier.copy<KEYS, KV_STRIDE>(to + K_BYTES, k + out_row_bytes, valid);
-                barrier_arrive_after_copies(v_full + 8 * ring.stage);
+                for (int j = rest ? -1 : 0; j < full; ++j, ring.next()) {
+                    const int row = tile.begin + (j < 0 ? full : j) * KEYS;
+                    const u32 k = base + KV_AT + ring.stage * (K_BYTES + V_BYTES), v = k + K_BYTES;
+                    barrier_wait(kv_free + 8 * ring.stage, ring.parity ^ 1);
+                    const int boxes = j < 0 ? (rest + BOX_ROWS - 1) / BOX_ROWS : KEYS / BOX_ROWS;
+                    barrier_expect(k_full + 8 * ring.stage, boxes * (K_BYTES / KEYS * BOX_ROWS));
+                    copy_rows<KEYS>(k, main_map, rest_map, num_heads + tile.head, row, boxes, k_full + 8 * ring.stage);
+                    barrier_expect(v_full + 8 * ring.stage, boxes * (V_BYTES / KEYS * BOX_ROWS));
+                    for (int i = 0; i < boxes * BOX_ROWS; i += BOX_ROWS)
+#pragma unroll
+                        for (int atom = 0; atom < V_ATOMS; ++atom)
+                            copy_box(v + (atom * KEYS + i) * V_ROW, v_map, atom * 64, 2 * num_heads + tile.head, row + i, v_full + 8 * ring.stage);
+                }
             }
+            __syncwarp();
         }
-        asm volatile("cp.async.wait_all;" ::: "memory");
         return;
     }
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    const long out_row_bytes = 2l * num_heads * HEAD_WIDTH;
     const int consumer = warpgroup - 1, lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
+    if (consumer == CONSUMERS - 1) pass_turn(consumer);  // the first turn is consumer 0's
     for (int n = 0; find(finder, blockIdx.x + n * gridDim.x, cu, num_segments, num_heads, tile); ++n) {
         const int full = tile.length / KEYS, rest = tile.length - full * KEYS;
         const int first = tile.first + 64 * consumer;
         const u32 q = base + Q_AT + ((n & 1) * CONSUMERS + consumer) * Q_BYTES;
-        if (first >= tile.length) {  // no rows for this consumer: only keep the ring turning
+        if (first >= tile.length) {  // no rows for this consumer: only keep the ring and the turns going
 #pragma unroll 1
             for (int j = rest ? -1 : 0; j < full; ++j, ring.next()) {
+                if (j > 0) await_turn(consumer), pass_turn(consumer);
                 barrier_wait(v_full + 8 * ring.stage, ring.parity);
                 if (lane == 0) barrier_arrive(kv_free + 8 * ring.stage);
             }
@@ -323,11 +334,11 @@ extern "C" __global__ void __launch_bounds__(PRODUCERS + 128 * CONSUMERS, 1) rag
             const u32 k = base + KV_AT + ring.stage * (K_BYTES + V_BYTES), v = k + K_BYTES;
             barrier_wait(k_full + 8 * ring.stage, ring.parity);
             barrier_wait(v_full + 8 * ring.stage, ring.parity);
-            fence_async_proxy();
-            if (rest <= 16) attend_rest<16>(o, softmax, q, k, v, rest, scale);
-            else if (rest <= 32) attend_rest<32>(o, softmax, q, k, v, rest, scale);
-            else if (rest <= 64) attend_rest<64>(o, softmax, q, k, v, rest, scale);
-            else attend_rest<KEYS>(o, softmax, q, k, v, rest, scale);
+            char* v_rows = shared + (v - base);
+            if (rest <= 16) attend_rest<16>(o, softmax, q, k, v, v_rows, rest, scale, consumer);
+            else if (rest <= 32) attend_rest<32>(o, softmax, q, k, v, v_rows, rest, scale, consumer);
+            else if (rest <= 64) attend_rest<64>(o, softmax, q, k, v, v_rows, rest, scale, consumer);
+            else attend_rest<KEYS>(o, softmax, q, k, v, v_rows, rest, scale, consumer);
             if (lane == 0) barrier_arrive(kv_free + 8 * ring.stage);
             ring.next();
         }
@@ -336,7 +347,6 @@ extern "C" __global__ void __launch_bounds__(PRODUCERS + 128 * CONSUMERS, 1) rag
             u32 p[KEYS / 4];
             u32 k = base + KV_AT + ring.stage * (K_BYTES + V_BYTES);
             barrier_wait(k_full + 8 * ring.stage, ring.parity);
-            fence_async_proxy();
             wgmma_fence();
             multiply_qk<KEYS>(s, q, k);
             wgmma_commit();
@@ -353,13 +363,14 @@ extern "C" __global__ void __launch_bounds__(PRODUCERS + 128 * CONSUMERS, 1) rag
                 k = base + KV_AT + ring.stage * (K_BYTES + V_BYTES);
                 barrier_wait(k_full + 8 * ring.stage, ring.parity);
                 barrier_wait(v_full + 8 * now.stage, now.parity);
-                fence_async_proxy();
+                await_turn(consumer);
                 pin(o);
                 wgmma_fence();
                 multiply_qk<KEYS>(s, q, k);
                 wgmma_commit();
                 multiply_pv<KEYS>(o, p, v);
                 wgmma_commit();
+                pass_turn(consumer);
                 wgmma_wait<1>();
                 pin(s);
                 softmax.step<KEYS>(s, scale);
@@ -373,7 +384,6 @@ extern "C" __global__ void __launch_bounds__(PRODUCERS + 128 * CONSUMERS, 1) rag
                 to_operand<KEYS>(p, s);
             }
             barrier_wait(v_full + 8 * ring.stage, ring.parity);
-            fence_async_proxy();
             pin(o);
             wgmma_fence();
             multiply_pv<KEYS>(o, p, k + K_BYTES);
@@ -386,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCERS + 128 * CONSUMERS, 1) rag
 
         // Rows leave through this consumer's part of Q, which all four of its warps have finished reading.
         asm volatile("bar.sync %0, 128;" ::"r"(consumer + 1) : "memory");
-        char* staged = shared + (q - base) + warp * 256;
+        char* staged = shared + (q - base) + warp * 256;  // chunk-major: 64 rows of 16 bytes a chunk
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float total = softmax.total[r];
@@ -395,17 +405,18 @@ extern "C" __global__ void __launch_bounds__(PRODUCERS + 128 * CONSUMERS, 1) rag
             const float inverse = 1.f / total;
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c)
-                *(u32*)(staged + c * Q_STRIDE + (lane / 4 + 8 * r) * 16 + lane % 4 * 4) =
+                *(u32*)(staged + c * 1024 + (lane / 4 + 8 * r) * 16 + lane % 4 * 4) =
                     pack(o[4 * c + 2 * r] * inverse, o[4 * c + 2 * r + 1] * inverse);
         }
         __syncwarp();
-        char* to = out + (tile.begin + first + warp * 16) * out_row_bytes + tile.head * (2 * HEAD_WIDTH);
+        char* to = out + (long)(tile.begin + first + warp * 16) * out_row_bytes + tile.head * (2 * HEAD_WIDTH);
 #pragma unroll
         for (int i = lane; i < 16 * CHUNKS; i += 32) {
             const int row = i / CHUNKS, chunk = i - row * CHUNKS;
             if (first + warp * 16 + row < tile.length)
-                *(int4*)(to + row * out_row_bytes + chunk * 16) = *(const int4*)(staged + chunk * Q_STRIDE + row * 16);
+                *(int4*)(to + row * out_row_bytes + chunk * 16) = *(const int4*)(staged + chunk * 1024 + row * 16);
         }
+        fence_async_proxy();
         __syncwarp();
         if (lane == 0) barrier_arrive(q_free + 8 * (n & 1));
     }

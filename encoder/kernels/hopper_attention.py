@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from encoder.kernels.nvrtc import Kernel, compile_kernel
+from encoder.kernels.nvrtc import Kernel, TensorMap, compile_kernel, encode_tensor_map
 
 SOURCE = Path(__file__).with_name("hopper_attention.cu")
 LOG2_E = 1.4426950408889634
@@ -18,11 +18,10 @@ SHARED_LIMIT = 227 * 1024
 
 
 class Shape(NamedTuple):
-    """How one multiprocessor works: consumer warpgroups of 64 queries each, keys a block, blocks in flight."""
+    """How one multiprocessor works: consumer warpgroups of 64 queries each, and keys a block (64 or 128)."""
 
     consumers: int
     keys: int
-    stages: int
 
     @property
     def threads(self) -> int:
@@ -35,12 +34,20 @@ class Shape(NamedTuple):
 
 
 def shape_for(head_width: int) -> Shape:
-    """Three consumers where scores, weights and output of 64 queries fit 160 registers a thread; then as shared memory allows."""
-    if head_width <= 72:
-        return Shape(consumers=3, keys=128, stages=4)
-    if head_width <= 80:
-        return Shape(consumers=3, keys=112, stages=3)
-    return Shape(consumers=2, keys=128, stages=2)
+    """Three consumers where scores, weights and output of 64 queries fit 160 registers a thread."""
+    return Shape(consumers=3, keys=128) if head_width <= 72 else Shape(consumers=2, keys=128)
+
+
+class Boxes(NamedTuple):
+    """Columns of the copy engine's boxes: a head's first 64, and what remains, each a power of two from 16 to 64."""
+
+    main: int
+    rest: int
+
+    @classmethod
+    def of(cls, head_width: int) -> Boxes:
+        main, rest = min(head_width, 64), max(head_width - 64, 0)
+        return cls(*(max(16, 1 << (width - 1).bit_length()) if width else 0 for width in (main, rest)))
 
 
 def launch_self_attention(
@@ -58,54 +65,72 @@ def launch_self_attention(
     head_width = width // num_heads
     shape = shape or shape_for(head_width)
     kernel = self_attention_kernel(out_PE.device.index, head_width, qkv_P3E.dtype, shape)
+    main, rest = Boxes.of(head_width)
+    main_map, rest_map, v_map = (qkv_map(qkv_P3E, head_width, columns) for columns in (main, rest or 64, 64))
     max_tiles = (num_rows // (64 * shape.consumers) + num_segments) * num_heads
     multiprocessors = torch.cuda.get_device_properties(out_PE.device).multi_processor_count
     kernel.launch(
         min(max_tiles, multiprocessors), shape.threads,
-        qkv_P3E, cu_seqlens, out_PE, num_segments, num_heads, scale * LOG2_E,
+        main_map, rest_map, v_map, cu_seqlens, out_PE, num_segments, num_heads, scale * LOG2_E,
     )  # fmt: skip
+
+
+def qkv_map(qkv_P3E: torch.Tensor, head_width: int, columns: int) -> TensorMap:
+    """`[P, 3 x heads, head width]`, in boxes of 64 rows of one head: columns beyond the head are zeros, not the next one's."""
+    num_rows, width = qkv_P3E.shape
+    size = qkv_P3E.element_size()
+    return encode_tensor_map(
+        qkv_P3E.data_ptr(),
+        qkv_P3E.dtype,
+        sizes=(head_width, width // head_width, num_rows),
+        strides_bytes=(head_width * size, width * size),
+        box=(columns, 1, 64),
+    )
 
 
 @functools.cache
 def self_attention_kernel(device_index: int, head_width: int, dtype: torch.dtype, shape: Shape) -> Kernel:
-    """Compiled at first use, a few seconds; call it once before a capture."""
+    """Compiled at first use, in a second or two; call it once before a capture."""
     return compile_kernel(
         self_attention_source(head_width, dtype, shape),
         "ragged_attention",
         device_index=device_index,
         arch="sm_90a",
-        shared_bytes=shared_bytes(head_width, shape),
+        shared_bytes=shared_bytes(head_width, shape, num_stages(head_width, shape)),
     )
 
 
-def shared_bytes(head_width: int, shape: Shape) -> int:
+def num_stages(head_width: int, shape: Shape) -> int:
+    """As many blocks of K and V in flight as shared memory holds, at most 6."""
+    return max(stages for stages in range(1, 7) if shared_bytes(head_width, shape, stages) <= SHARED_LIMIT)
+
+
+def shared_bytes(head_width: int, shape: Shape, stages: int) -> int:
     """As laid out in the kernel: barriers, two tiles of Q, a ring of K and V."""
-    chunks = head_width // 8
-    padded = chunks + chunks % 2
-    kv = shape.stages * (padded + chunks) * (shape.keys + 1) * 16
-    total = 1024 + 2 * shape.consumers * padded * 65 * 16 + kv
-    assert total <= SHARED_LIMIT, f"{shape} needs {total} bytes of shared memory, the limit is {SHARED_LIMIT}"
-    return total
+    row = 2 * sum(Boxes.of(head_width))
+    v_row = 128 * -(-head_width // 64)
+    return 1024 + 2 * shape.consumers * 64 * row + stages * shape.keys * (row + v_row)
 
 
 def self_attention_source(head_width: int, dtype: torch.dtype, shape: Shape) -> str:
     element = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
     producer_registers, consumer_registers = shape.registers
+    boxes = Boxes.of(head_width)
     macros = {
         "HEAD_WIDTH": head_width,
+        "MAIN_WIDTH": boxes.main,
+        "REST_WIDTH": boxes.rest,
         "CONSUMERS": shape.consumers,
         "KEYS": shape.keys,
-        "STAGES": shape.stages,
+        "STAGES": num_stages(head_width, shape),
         "PRODUCER_REGISTERS": producer_registers,
         "CONSUMER_REGISTERS": consumer_registers,
         "ELEMENT_PTX": f'"{element}"',
-        "QK_KEYS": f"qk_{shape.keys}",
-        "QK_KEYS_FIRST": f"qk_{shape.keys}_first",
         "INFINITY_F": "__int_as_float(0x7f800000)",
     }
     lines = ["typedef unsigned int u32;", "typedef unsigned long long u64;"]
     lines += [f"#define {name} {value}" for name, value in macros.items()]
-    lines += [wgmma_qk(columns, element) for columns in sorted({16, 32, 64, shape.keys})]
+    lines += [wgmma_qk(columns, element) for columns in (16, 32, 64, 128)]
     lines.append(wgmma_pv(head_width, element))
     return "\n".join(lines) + "\n" + SOURCE.read_text()
 

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 
 import torch
 
 SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+TENSOR_MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CUtensorMapDataType
+TENSOR_MAP_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle, by the bytes of a box's row
+TENSOR_MAP_L2_PROMOTION_256B = 3
+
+
+class TensorMap(ctypes.Structure):
+    """What the bulk tensor copy engine knows of one tensor (CUtensorMap)."""
+
+    _fields_ = (("opaque", ctypes.c_uint64 * 16),)
+
+
+Argument = torch.Tensor | TensorMap | int | float
 
 
 class Kernel:
@@ -18,8 +33,8 @@ class Kernel:
         self.device_index = device_index
         self.shared_bytes = shared_bytes
 
-    def launch(self, num_blocks: int, num_threads: int, *arguments: torch.Tensor | int | float) -> None:
-        """On the current stream. Tensors pass as pointers, ints as int32, floats as float32."""
+    def launch(self, num_blocks: int, num_threads: int, *arguments: Argument) -> None:
+        """On the current stream. Tensors pass as pointers, ints as int32, floats as float32, tensor maps by value."""
         values = [as_ctype(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream(self.device_index).cuda_stream)
@@ -41,9 +56,11 @@ class Kernel:
             )
 
 
-def as_ctype(argument: torch.Tensor | int | float) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
+def as_ctype(argument: Argument) -> ctypes._CDataType:
     if isinstance(argument, torch.Tensor):
         return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, TensorMap):
+        return argument
     return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
 
 
@@ -78,6 +95,36 @@ def compile_cubin(source: str, arch: str) -> bytes:
         return cubin.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def encode_tensor_map(
+    address: int, dtype: torch.dtype, sizes: Sequence[int], strides_bytes: Sequence[int], box: Sequence[int]
+) -> TensorMap:
+    """A map of the tensor at `address`, dimensions from the fastest on; `strides_bytes` leaves out the first, which is dense.
+
+    What a box holds beyond `sizes` is read as zeros. A row of the box is swizzled over its own length.
+    """
+    rank = len(sizes)
+    # The driver wants the map it writes on a multiple of 64 bytes.
+    room = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + 64)
+    tensor_map = TensorMap.from_buffer(room, -ctypes.addressof(room) % 64)
+    check_driver(
+        driver().cuTensorMapEncodeTiled(
+            ctypes.byref(tensor_map),
+            TENSOR_MAP_TYPES[dtype],
+            rank,
+            ctypes.c_void_p(address),
+            (ctypes.c_uint64 * rank)(*sizes),
+            (ctypes.c_uint64 * (rank - 1))(*strides_bytes),
+            (ctypes.c_uint32 * rank)(*box),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            0,  # no interleaving
+            TENSOR_MAP_SWIZZLES[box[0] * dtype.itemsize],
+            TENSOR_MAP_L2_PROMOTION_256B,
+            0,  # zeros beyond the tensor
+        )
+    )
+    return tensor_map
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Ragged self-attention in Triton (FlashAttention-2 with a width split into two powers of two).
 
 One program serves one block of queries of one head of one segment. It finds its segment itself, from a cumulative sum
-over the segments' numbers of blocks; the grid holds the most blocks that any boundaries can need. Only the last block of
-keys is masked, and its width follows the remainder: 1030 keys are 8 blocks of 128 and one of 16.
+over the segments' numbers of blocks; the grid holds the most blocks that any boundaries can need. This serves GPUs other
+than Hopper; masking only the last block of keys, and narrowing it, did not pay here.
 """
 
 # Shapes: P rows (patches), S segments, H heads, K head width, E = H x K.
@@ -95,27 +95,10 @@ def _self_attention_kernel(
         else:
             q1 = q0
             acc1 = acc0
-        full = length // KEYS * KEYS
-        for key in range(0, full, KEYS):
+        for key in range(0, length, KEYS):
             peak, total, acc0, acc1 = attend(
                 q0, q1, base + WIDTH, key, length, scale, peak, total, acc0, acc1,
-                STRIDE, WIDTH, HEAD_WIDTH, HEAD, TAIL, KEYS, False,
-            )  # fmt: skip
-        rest = length - full
-        if rest > 64:
-            peak, total, acc0, acc1 = attend(
-                q0, q1, base + WIDTH, full, length, scale, peak, total, acc0, acc1,
-                STRIDE, WIDTH, HEAD_WIDTH, HEAD, TAIL, KEYS, True,
-            )  # fmt: skip
-        elif rest > 16:
-            peak, total, acc0, acc1 = attend(
-                q0, q1, base + WIDTH, full, length, scale, peak, total, acc0, acc1,
-                STRIDE, WIDTH, HEAD_WIDTH, HEAD, TAIL, 64, True,
-            )  # fmt: skip
-        elif rest > 0:
-            peak, total, acc0, acc1 = attend(
-                q0, q1, base + WIDTH, full, length, scale, peak, total, acc0, acc1,
-                STRIDE, WIDTH, HEAD_WIDTH, HEAD, TAIL, 16, True,
+                STRIDE, WIDTH, HEAD_WIDTH, HEAD, TAIL, KEYS,
             )  # fmt: skip
         inverse = 1.0 / total
         out = out_ptr + begin.to(tl.int64) * WIDTH + head * HEAD_WIDTH
@@ -157,23 +140,21 @@ def find_block(block, cu_ptr, num_segments, NUM_HEADS: tl.constexpr, QUERIES: tl
 def attend(
     q0, q1, k_ptr, key, length, scale, peak, total, acc0, acc1,
     STRIDE: tl.constexpr, WIDTH: tl.constexpr, HEAD_WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr,
-    KEYS: tl.constexpr, MASKED: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
     """One online-softmax step over KEYS keys; `scale` includes log2(e). `v` lies WIDTH columns after `k`."""
     row = key + tl.arange(0, KEYS)
     in_rows = row < length
     column = tl.arange(0, HEAD)
-    # An unmasked axis stays out of the mask: the load then needs no predicate.
-    keep = (in_rows[:, None] if MASKED else (row >= 0)[:, None]) & (column < HEAD_WIDTH)[None, :]
+    keep = in_rows[:, None] & (column < HEAD_WIDTH)[None, :]
     place = row[:, None] * STRIDE + column[None, :]
     scores = tl.dot(q0, tl.trans(tl.load(k_ptr + place, mask=keep, other=0.0)))
     if TAIL > 0:
         tail = HEAD + tl.arange(0, TAIL)
-        keep_tail = (in_rows[:, None] if MASKED else (row >= 0)[:, None]) & (tail < HEAD_WIDTH)[None, :]
+        keep_tail = in_rows[:, None] & (tail < HEAD_WIDTH)[None, :]
         place_tail = row[:, None] * STRIDE + tail[None, :]
         scores = tl.dot(q1, tl.trans(tl.load(k_ptr + place_tail, mask=keep_tail, other=0.0)), scores)
-    if MASKED:
-        scores = tl.where(in_rows[None, :], scores, -float("inf"))
+    scores = tl.where(in_rows[None, :], scores, -float("inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
     weights = tl.exp2(scores * scale - new_peak[:, None])
     fade = tl.exp2(peak - new_peak)
