@@ -123,6 +123,24 @@ def _init_checkpoint(parsed: argparse.Namespace) -> int:
     return OK
 
 
+def _bench_engine(parsed: argparse.Namespace) -> int:
+    import torch
+
+    from encoder.benchmark.engine import bench_engine
+    from encoder.benchmark.report import table, write_json, write_plot
+    from encoder.config import EncoderConfig
+
+    device = parsed.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    config = EncoderConfig(model=parsed.model, dtype=parsed.dtype)
+    report = bench_engine(config, device, repeats=parsed.repeats)
+    print(table(report))
+    if parsed.json is not None:
+        write_json(report, parsed.json)
+    if parsed.plot is not None:
+        write_plot(report, parsed.plot)
+    return OK
+
+
 # --- arguments ---
 
 
@@ -174,6 +192,17 @@ def _parser() -> argparse.ArgumentParser:
     init.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
     init.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the weights (default: 0)")
     init.set_defaults(run=_init_checkpoint)
+
+    bench = commands.add_parser("bench", help="measure")
+    subjects = bench.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
+    engine = subjects.add_parser("engine", help="one engine on one device beside its baselines, without a pool")
+    engine.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME|DIR", help="(default: %(default)s)")
+    engine.add_argument("--dtype", choices=DTYPES, default="auto", help="(default: %(default)s)")
+    engine.add_argument("--device", metavar="NAME", help="cuda:0, cpu (default: the first GPU, or the CPU)")
+    engine.add_argument("--repeats", type=_positive, default=5, metavar="N", help="(default: %(default)s)")
+    engine.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    engine.add_argument("--plot", type=Path, metavar="FILE", help="and draw them here (needs encpool[bench])")
+    engine.set_defaults(run=_bench_engine)
     return parser
 
 

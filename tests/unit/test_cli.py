@@ -59,6 +59,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["encode", "photo.png", "--out", "photo.png"], "cannot write to photo.png"),
         (["encode", "photo.png", "--out", "used"], "--overwrite"),
         (["config"], "required: ACTION"),
+        (["bench"], "required: SUBJECT"),
+        (["bench", "engine", "--repeats", "few"], "no whole number"),
         (["config", "check", "typo.yaml"], "unknown key 'num_worker'"),
         (["config", "check", "budget.yaml"], "token budget"),
         (["config", "check", "axis.yaml"], "capture axis 'layout' has no keys"),
