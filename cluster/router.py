@@ -124,7 +124,8 @@ class Router:
         """A client found this worker dead or stuck: no leases until it is heard from again."""
         for view in self._workers.values():
             if view.incarnation == incarnation:
-                logger.warning("%s is suspected dead", incarnation)
+                if self._leasable(view):  # its other callers say the same in a moment
+                    logger.warning("%s is suspected dead", incarnation)
                 view.suspect_until_s = self._now_s() + SUSPICION_S
                 view.heard_s = float("-inf")
                 self._drop_leases(view)
