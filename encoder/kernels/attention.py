@@ -36,12 +36,14 @@ def ragged_attention(
     qkv_P3E = qkv.reshape(num_rows, -1)
     width = qkv_P3E.shape[1] // 3
     head_width = width // num_heads
-    assert qkv.is_contiguous() and qkv_P3E.shape[1] == 3 * num_heads * head_width
-    assert cu_seqlens.dtype == torch.int32 and cu_seqlens.is_contiguous()
+    assert qkv.is_contiguous()
+    assert qkv_P3E.shape[1] == 3 * num_heads * head_width
+    check_offsets(cu_seqlens)
     scale = head_width**-0.5 if scale is None else scale
     if out is None:
         out = torch.empty(num_rows, width, dtype=qkv.dtype, device=qkv.device)
-    assert out.shape == (num_rows, width) and out.is_contiguous()
+    assert out.shape == (num_rows, width)
+    assert out.is_contiguous()
     if qkv.is_cuda and is_hopper(qkv.device.index) and fits_hopper(head_width, qkv.dtype):
         from encoder.kernels import hopper_attention
 
@@ -72,18 +74,26 @@ def ragged_cross_attention(
     """
     num_segments = cu_seqlens.shape[0] - 1
     num_queries, width = q.shape[-2:]
-    assert k_PE.stride(1) == v_PE.stride(1) == 1 and q.is_contiguous() and q.dim() in (2, 3)
-    assert cu_seqlens.dtype == torch.int32 and cu_seqlens.is_contiguous()
+    assert q.is_contiguous()
+    assert q.dim() == 2 or len(q) == num_segments
+    assert k_PE.stride(1) == v_PE.stride(1) == 1
+    check_offsets(cu_seqlens)
     scale = (width // num_heads) ** -0.5 if scale is None else scale
     if out is None:
         out = torch.empty(num_segments * num_queries, width, dtype=q.dtype, device=q.device)
-    assert out.shape == (num_segments * num_queries, width) and out.is_contiguous()
+    assert out.shape == (num_segments * num_queries, width)
+    assert out.is_contiguous()
     if runs_on_triton(q):
         from encoder.kernels.triton_cross_attention import launch_cross_attention
 
         launch_cross_attention(q, k_PE, v_PE, cu_seqlens, num_heads, scale, out)
         return out
     return ragged_cross_attention_reference(q, k_PE, v_PE, cu_seqlens, num_heads, scale=scale, out=out)
+
+
+def check_offsets(cu_seqlens: torch.Tensor) -> None:
+    assert cu_seqlens.dtype == torch.int32
+    assert cu_seqlens.is_contiguous()
 
 
 def fits_hopper(head_width: int, dtype: torch.dtype) -> bool:

@@ -1,7 +1,7 @@
 """uint8 patches to the GEMM's input on the device.
 
-Normalisation `(u8 / 255 - mean) / std` is affine, so a caller folds it into the patch embedding: the kernel only centres
-the bytes, `u8 - 128`, an integer of at most 8 bits and so exact in bfloat16 and float16.
+Normalisation `(u8 / 255 - mean) / std` is affine, so a caller folds it into the patch embedding: the kernel only
+centres the bytes, `u8 - 128`, an integer of at most 8 bits and so exact in bfloat16 and float16.
 """
 
 # Shapes: P patches, C bytes of one patch (channels x patch area), W columns of the output, C <= W.
@@ -28,10 +28,13 @@ def patches_to_pixels(
     """
     num_patches, num_bytes = bytes_PC.shape
     width = -(-num_bytes // 8) * 8 if width is None else width
-    assert bytes_PC.dtype == torch.uint8 and bytes_PC.is_contiguous() and width >= num_bytes
+    assert bytes_PC.dtype == torch.uint8
+    assert bytes_PC.is_contiguous()
+    assert width >= num_bytes
     if out is None:
         out = torch.empty(num_patches, width, dtype=dtype, device=bytes_PC.device)
-    assert out.shape == (num_patches, width) and out.is_contiguous()
+    assert out.shape == (num_patches, width)
+    assert out.is_contiguous()
     if runs_on_triton(bytes_PC):
         from encoder.kernels.triton_elementwise import launch_patches_to_pixels
 

@@ -148,29 +148,45 @@ __device__ __forceinline__ void copy_rows(
     }
 }
 
+// Online softmax of a thread's two rows. `peak` follows the largest score only when that has grown by more than 8 powers of
+// two: until then weights may reach 256, which costs no precision, and output and sums need no rescaling.
 struct Softmax {
-    float peak[2], total[2], fade[2];  // of this thread's two rows; `total` is summed over the four lanes at the end
+    float peak[2] = {-INFINITY_F, -INFINITY_F};
+    float total[2] = {0.f, 0.f};  // of this thread's columns; summed over the four lanes of a row at the end
+    float fade[2] = {1.f, 1.f};   // what output and sums so far are to be multiplied by
+    bool fades = false;           // whether any row of the warp fades
 
     // Scores to weights, in place; `scale` includes log2(e).
-    template <int N, int SIZE> __device__ __forceinline__ void step(float (&s)[SIZE], float scale) {
+    template <int N> __device__ __forceinline__ void step(float* s, float scale) {
+        float top[4] = {s[0], s[1], s[2], s[3]};
+#pragma unroll
+        for (int i = 4; i < N / 2; ++i) top[i % 4] = fmaxf(top[i % 4], s[i]);
+        float shift[2], sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float top = peak[r];
-#pragma unroll
-            for (int i = 0; i < N / 8; ++i) top = fmaxf(top, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-            const float shift = top * scale;
-            fade[r] = exp2_fast(peak[r] * scale - shift);
-            peak[r] = top;
-            float sum0 = 0.f, sum1 = 0.f;
-#pragma unroll
-            for (int i = 0; i < N / 8; ++i) {
-                sum0 += s[4 * i + 2 * r] = exp2_fast(s[4 * i + 2 * r] * scale - shift);
-                sum1 += s[4 * i + 2 * r + 1] = exp2_fast(s[4 * i + 2 * r + 1] * scale - shift);
-            }
-            total[r] = total[r] * fade[r] + (sum0 + sum1);
+            top[r] = fmaxf(top[2 * r], top[2 * r + 1]);
+            top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+            top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
         }
+        const bool grows[2] = {(top[0] - peak[0]) * scale > 8.f, (top[1] - peak[1]) * scale > 8.f};
+        fades = __any_sync(~0u, grows[0] || grows[1]);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float next = grows[r] ? top[r] : peak[r];
+            shift[r] = next * scale;
+            fade[r] = grows[r] ? exp2_fast(peak[r] * scale - shift[r]) : 1.f;
+            peak[r] = next;
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i) sum[i % 4] += s[i] = exp2_fast(s[i] * scale - shift[i / 2 % 2]);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) total[r] = total[r] * fade[r] + (sum[2 * r] + sum[2 * r + 1]);
+    }
+
+    template <int N> __device__ __forceinline__ void fade_rows(float (&o)[N]) const {
+        if (!fades) return;
+#pragma unroll
+        for (int i = 0; i < N; ++i) o[i] *= fade[i / 2 % 2];
     }
 };
 
@@ -201,11 +217,6 @@ template <int N> __device__ __forceinline__ void multiply_pv(float* o, const u32
 template <int N> __device__ __forceinline__ void to_operand(u32* p, const float* s) {
 #pragma unroll
     for (int i = 0; i < N / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
-}
-
-template <int N> __device__ __forceinline__ void fade_rows(float (&o)[N], const float* fade) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) o[i] *= fade[i / 2 % 2];
 }
 
 // The partly filled block: N columns, `valid` of them keys.
@@ -325,8 +336,6 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
         float o[HEAD_WIDTH / 2];
         Softmax softmax;
 #pragma unroll
-        for (int r = 0; r < 2; ++r) softmax.peak[r] = -INFINITY_F, softmax.total[r] = 0.f;
-#pragma unroll
         for (int i = 0; i < HEAD_WIDTH / 2; ++i) o[i] = 0.f;
         barrier_wait(q_full + 8 * (n & 1), n >> 1 & 1);
 
@@ -353,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
             wgmma_wait<0>();
             pin(s);
             softmax.step<KEYS>(s, scale);
-            fade_rows(o, softmax.fade);
+            softmax.fade_rows(o);
             to_operand<KEYS>(p, s);
 #pragma unroll 1
             for (int j = 1; j < full; ++j) {
@@ -380,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
                 wgmma_wait<0>();
                 pin(o);
                 if (lane == 0) barrier_arrive(kv_free + 8 * now.stage);
-                fade_rows(o, softmax.fade);
+                softmax.fade_rows(o);
                 to_operand<KEYS>(p, s);
             }
             barrier_wait(v_full + 8 * ring.stage, ring.parity);

@@ -76,7 +76,7 @@ def launch_self_attention(
 
 
 def qkv_map(qkv_P3E: torch.Tensor, head_width: int, columns: int) -> TensorMap:
-    """`[P, 3 x heads, head width]`, in boxes of 64 rows of one head: columns beyond the head are zeros, not the next one's."""
+    """`[P, 3 x heads, head width]` in boxes of 64 rows; columns beyond it are zeros, not the next head's."""
     num_rows, width = qkv_P3E.shape
     size = qkv_P3E.element_size()
     return encode_tensor_map(
@@ -162,12 +162,13 @@ def wgmma_pv(columns: int, element: str) -> str:
 
 
 def wgmma(signature: str, columns: int, element: str, accumulate: bool, operands: str, inputs: str) -> str:
-    """A wrapper of one instruction. Without `accumulate` its registers are outputs alone, so that nothing keeps the old."""
+    """A wrapper of one instruction. Without `accumulate` its registers are outputs alone, none is kept."""
     accumulators = ", ".join(f"%{i}" for i in range(columns // 2))
     outputs = ", ".join(f'"{"+" if accumulate else "="}f"(d[{i}])' for i in range(columns // 2))
+    shape = f"m64n{columns}k16.f32.{element}.{element}"
     return (
         f"__device__ __forceinline__ void {signature} {{\n"
         f'    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, {int(accumulate)}, 0;\\n"\n'
-        f'        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{element}.{element} {{{accumulators}}}, {operands};\\n}}"\n'
+        f'        "wgmma.mma_async.sync.aligned.{shape} {{{accumulators}}}, {operands};\\n}}"\n'
         f"        : {outputs} : {inputs});\n}}"
     )

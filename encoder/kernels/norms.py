@@ -45,7 +45,8 @@ def add_layer_norm(
     """`(x + delta, layer_norm(x + delta))` in one pass over memory.
 
     `delta_bias_D` is added to the sum as well: the bias of the GEMM that made `delta`, at no cost.
-    With `rows_P` (int32 or int64), `delta_PD` is a table `[R, D]` and row p adds `table[rows_P[p]]`: position embeddings.
+    With `rows_P` (int32 or int64), `delta_PD` is a table `[R, D]` and row p adds `table[rows_P[p]]`: position
+    embeddings.
     """
     if runs_on_triton(x_PD):
         from encoder.kernels.triton_norms import launch_add_norm

@@ -100,7 +100,7 @@ def compile_cubin(source: str, arch: str) -> bytes:
 def encode_tensor_map(
     address: int, dtype: torch.dtype, sizes: Sequence[int], strides_bytes: Sequence[int], box: Sequence[int]
 ) -> TensorMap:
-    """A map of the tensor at `address`, dimensions from the fastest on; `strides_bytes` leaves out the first, which is dense.
+    """A map of the tensor at `address`, its dimensions from the fastest on; `strides_bytes` leaves out that one, dense.
 
     What a box holds beyond `sizes` is read as zeros. A row of the box is swizzled over its own length.
     """

@@ -41,7 +41,8 @@ def launch_add_norm(
     *,
     center: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    assert x_PD.is_contiguous() and delta_PD.is_contiguous()
+    assert x_PD.is_contiguous()
+    assert delta_PD.is_contiguous()
     assert rows_P is not None or delta_PD.shape == x_PD.shape
     num_rows, width = x_PD.shape
     total_PD, normed_PD = torch.empty_like(x_PD), torch.empty_like(x_PD)

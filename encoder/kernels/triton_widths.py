@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def split_width(width: int, *, smallest: int = 16) -> dict[str, int]:
-    """`HEAD` and `TAIL` blocks, powers of two, that cover `width` columns: 72 is 64 + 16, 1152 is 1024 + 128, 64 is 64 + 0.
+    """`HEAD` and `TAIL` blocks, powers of two, that cover `width` columns: 72 is 64 + 16, 1152 is 1024 + 128.
 
     Where the two would be as wide as the next power of two, that one block covers the row: 112 is 128 + 0.
     """
