@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,10 @@ from fakes import tiny_config
 
 from cluster import EncoderPool
 from cluster.client import Client, Outcome
+from cluster.router import LeaseRequest
+from cluster.routing import Lease
 from encoder.adapters.registry import load_adapter
-from encoder.errors import BadMediaError, ConfigError, PoolClosedError, PoolSaturatedError, WorkerStartError
+from encoder.errors import BadMediaError, ConfigError, PoolSaturatedError, WorkerStartError
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner
 from workers.messages import WorkerState
@@ -118,30 +122,23 @@ def test_stats_count_what_ran(pool: EncoderPool, folder: list[Path]) -> None:
     assert {report.state for report in stats.reports} == {WorkerState.READY}
 
 
-@pytest.fixture
-def narrow_pool(ray_cluster: None) -> Iterator[EncoderPool]:
-    """A worker that takes one item at a time."""
-    with EncoderPool.start(tiny_config(num_workers=1, worker={"max_queue_ms": 0.001})) as pool:
-        yield pool
-
-
-def test_saturation_is_refused_with_a_hint_and_ridden_out_by_a_patient_client(
-    narrow_pool: EncoderPool, folder: list[Path]
+def test_a_full_pool_refuses_with_a_hint_and_a_patient_client_rides_it_out(
+    pool: EncoderPool, folder: list[Path]
 ) -> None:
-    assert all(outcome.error is None for outcome in narrow_pool.encode_many(folder[:6]))
-    patient = narrow_pool._client
-    config = patient.config.model_copy(update={"saturated_timeout_s": 0.0})
+    wait_for_both(pool)
+    patient = pool._client
+    request = LeaseRequest(shape=patient.read(folder[0])[2])
+    others = [lease for lease in patient.transport.assign([request] * 2000) if isinstance(lease, Lease)]
+    config = pool.config.model_copy(update={"saturated_timeout_s": 0.0})
     hasty = Client(config, patient.adapter, patient.transport, num_workers=patient.num_workers)
-    outcomes = list(hasty.encode_many(folder[:6]))
-    refused = [outcome.error for outcome in outcomes if outcome.error is not None]
-    assert refused
-    assert all(isinstance(error, PoolSaturatedError) for error in refused)
-    assert "retry in" in str(refused[0])
-    narrow_pool.close()
-    with pytest.raises(PoolClosedError):
-        narrow_pool.encode(folder[0])
-    with pytest.raises(PoolClosedError):
-        narrow_pool.stats()
+    with pytest.raises(PoolSaturatedError, match=r"all 2 workers are full; retry in \d+ ms"):
+        hasty.encode(folder[0])
+    end = threading.Timer(0.5, patient.transport.release, args=[[lease.lease_id for lease in others]])
+    end.start()
+    started_s = time.monotonic()
+    assert pool.encode(folder[0]).graphs
+    assert time.monotonic() - started_s > 0.4
+    end.join()
 
 
 def test_an_unknown_model_is_refused_before_anything_starts() -> None:
@@ -184,3 +181,14 @@ def test_a_killed_router_comes_back_and_learns_from_the_workers(pool: EncoderPoo
     assert pool.encode(folder[0]).graphs
     wait_for_both(pool)
     assert pool.stats().num_ready == 2
+
+
+def test_many_threads_share_a_pool(pool: EncoderPool, folder: list[Path]) -> None:
+    wait_for_both(pool)
+    with ThreadPoolExecutor(8) as threads:
+        embeddings = list(threads.map(pool.encode, folder[:16]))
+    again = [outcome.embedding for outcome in pool.encode_many(folder[:16])]
+    for first, second in zip(embeddings, again, strict=True):
+        assert second is not None
+        torch.testing.assert_close(first.tokens, second.tokens, rtol=1e-5, atol=1e-5)
+    assert {embedding.worker for embedding in embeddings} == {"worker-0", "worker-1"}
