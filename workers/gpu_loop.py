@@ -1,7 +1,8 @@
 """`GpuLoop`: the one thread that owns the device. It loads, captures, proves itself, and then replays what waits.
 
 A run that fails is not the end: its items run again apart and eagerly, so that only the guilty one fails; out of
-memory, runs are halved and then the largest graph is dropped. Only a lost device context, or a failed assertion, ends the loop.
+memory, runs are halved and then the largest graph is dropped. Only a lost device context, or an assertion of ours
+that fails, ends the loop.
 """
 
 # Shapes: T output rows of a segment, E width of a token.
