@@ -62,6 +62,11 @@ class Launch:
     slot: Slot
     elapsed_ms: float = 0.0  # device time; set by `finish`
 
+    @property
+    def done(self) -> bool:
+        """Whether `finish` would return at once."""
+        return self.slot.returned()
+
 
 class EncoderRunner:
     """Holds one encoder and its graphs on one device. Every call comes from the same thread."""
@@ -160,27 +165,27 @@ class EncoderRunner:
             graph = self._graphs.graphs[replay.key]
             axis_keys, capacity, layout = graph.key.axis_keys, graph.capacity, graph.layout
         num_tokens = sum(shape.num_tokens for shape in shapes)
-        slot = self._ring.acquire(layout.num_bytes, num_tokens * self.adapter.hidden_size * self.dtype.itemsize)
-        rows = self.adapter.fill(layout.arrays(slot.host_in), segments, axis_keys, capacity)
-        used_bytes = layout.used_bytes(rows)
-        launch = Launch(
+        out_bytes = num_tokens * self.adapter.hidden_size * self.dtype.itemsize
+        with self._ring.slot(layout.num_bytes, out_bytes) as slot:
+            rows = self.adapter.fill(layout.arrays(slot.host_in), segments, axis_keys, capacity)
+            used_bytes = layout.used_bytes(rows)
+            with self._ring.computing(slot, used_bytes):
+                if replay.key is None:
+                    block = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)
+                    block[:used_bytes].copy_(slot.device_in[:used_bytes])
+                    output_TE = self._model.forward(layout.views(block), axis_keys, capacity)
+                else:
+                    graph.block[:used_bytes].copy_(slot.device_in[:used_bytes])
+                    graph.replay()
+                    output_TE = graph.output_TE
+                slot.keep(output_TE[:num_tokens])
+        self._count(replay, shapes, capacity)
+        return Launch(
             replay=replay,
             token_counts=[shape.num_tokens for shape in shapes],
             num_patches=sum(shape.num_patches for shape in shapes),
             slot=slot,
         )
-        with self._ring.computing(slot, used_bytes):
-            if replay.key is None:
-                block = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)
-                block[:used_bytes].copy_(slot.device_in[:used_bytes])
-                output_TE = self._model.forward(layout.views(block), axis_keys, capacity)
-            else:
-                graph.block[:used_bytes].copy_(slot.device_in[:used_bytes])
-                graph.replay()
-                output_TE = graph.output_TE
-            slot.keep(output_TE[:num_tokens])
-        self._count(replay, shapes, capacity)
-        return launch
 
     def _count(self, replay: Replay, shapes: Sequence[SegmentShape], capacity: Capacity) -> None:
         if replay.key is None:
@@ -197,9 +202,9 @@ class EncoderRunner:
     def finish(self, launch: Launch) -> list[torch.Tensor]:
         """Wait for a launch; one CPU tensor `[num_tokens, E]` a segment, which nothing overwrites."""
         num_rows = sum(launch.token_counts)
-        out_TE = launch.slot.wait(self.dtype, (num_rows, self.adapter.hidden_size))
-        launch.elapsed_ms = launch.slot.elapsed_ms()
-        self._ring.release(launch.slot)
+        with self._ring.returning(launch.slot):
+            out_TE = launch.slot.wait(self.dtype, (num_rows, self.adapter.hidden_size))
+            launch.elapsed_ms = launch.slot.elapsed_ms()
         if launch.replay.key is not None:
             self._table.correct(launch.replay.key, launch.elapsed_ms, launch.num_patches)
         return list(out_TE.split(launch.token_counts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -46,6 +46,10 @@ class Slot:
             self._elapsed_ms = self._begun.elapsed_time(self._computed)
         return self._host_out[: self._out_bytes].view(dtype).view(shape).clone()
 
+    def returned(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._device.type != "cuda" or bool(self._returned.query())
+
     def elapsed_ms(self) -> float:
         """Compute time of the launch that `wait` ended."""
         return self._elapsed_ms
@@ -60,24 +64,38 @@ class StagingRing:
         if device.type == "cuda":
             self._copy_in, self._compute, self._copy_out = (torch.cuda.Stream(device) for _ in range(3))
 
-    def acquire(self, in_bytes: int, out_bytes: int) -> Slot:
-        """A free slot with this much room."""
+    @contextmanager
+    def slot(self, in_bytes: int, out_bytes: int) -> Iterator[Slot]:
+        """A free slot with this much room. It stays taken until `returning`, unless the body fails."""
         assert self._free, "more launches under way than slots: finish one first"
         slot = self._free.pop()
-        slot.reserve(in_bytes, out_bytes)
-        return slot
+        try:
+            slot.reserve(in_bytes, out_bytes)
+            yield slot
+        except BaseException:
+            self._replace()
+            raise
 
-    def release(self, slot: Slot) -> None:
-        """Give a slot back once its output was read."""
+    @contextmanager
+    def returning(self, slot: Slot) -> Iterator[None]:
+        """Read a slot's output in the body, then give the slot back."""
+        try:
+            yield
+        except BaseException:
+            self._replace()
+            raise
         self._free.append(slot)
+
+    def _replace(self) -> None:
+        """A launch failed half way: copies of its slot may be under way still, so a new one takes its place."""
+        self._free.append(Slot(self._device))
 
     @contextmanager
     def computing(self, slot: Slot, in_bytes: int) -> Iterator[None]:
         """Copy the slot's input in before the body and its output out after it; the body runs on the compute stream."""
         if self._device.type != "cuda":
             started_s = perf_counter()
-            with nullcontext():
-                yield
+            yield
             slot._elapsed_ms = (perf_counter() - started_s) * 1e3
             return
         with torch.cuda.stream(self._copy_in):

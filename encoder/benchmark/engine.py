@@ -17,7 +17,7 @@ from encoder.adapters.base import Segment
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.benchmark.baselines import EagerLoop, PaddedGrids, transformers_tower
-from encoder.benchmark.measure import device_ms, matmul_peak, percentile, wall_seconds
+from encoder.benchmark.measure import DeviceTimer, matmul_peak, percentile, wall_seconds
 from encoder.benchmark.workloads import Workload, make_workloads, useful_flops
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
@@ -243,19 +243,23 @@ def _baseline_row(
     repeats: int,
 ) -> Row:
     latencies_ms: list[float] = []
+    on_device: list[float] = []
 
     def encode_all() -> None:
+        total_ms = 0.0
         for image in workload.images:
             started_s = time.perf_counter()
-            tokens = encode(image)
-            assert isinstance(tokens, torch.Tensor)
+            with DeviceTimer(device) as timer:
+                tokens = encode(image)
+            assert tokens is not None
             tokens.cpu()
             latencies_ms.append((time.perf_counter() - started_s) * 1e3)
+            total_ms += timer.elapsed_ms()
+        on_device.append(total_ms)
 
-    seconds = wall_seconds(encode_all, device, repeats if workload.saturated else 6 * repeats)
-    on_device = device_ms(lambda: [encode(image) for image in workload.images], device, repeats)
+    seconds = wall_seconds(encode_all, device, repeats)
     warm_ms = latencies_ms[len(workload.images) :]
-    return _row(engine, adapter, workload, len(workload.segments), seconds, warm_ms, on_device, 1.0, peak, {})
+    return _row(engine, adapter, workload, len(workload.segments), seconds, warm_ms, on_device[1:], 1.0, peak, {})
 
 
 def _row(

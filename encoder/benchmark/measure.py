@@ -28,20 +28,33 @@ def wall_seconds(run: Callable[[], object], device: torch.device, repeats: int) 
     return times
 
 
-def device_ms(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Milliseconds that the device spends on each run; on a CPU, the time it takes."""
-    if device.type != "cuda":
-        return [seconds * 1e3 for seconds in wall_seconds(run, device, repeats)]
-    run()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return times
+class DeviceTimer:
+    """Time that the device spends on what the body launches; on a CPU, the body's time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._start, self._end = 0.0, 0.0
+        if self._on_gpu:
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def __enter__(self) -> DeviceTimer:
+        if self._on_gpu:
+            self._events[0].record()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end = time.perf_counter()
+        if self._on_gpu:
+            self._events[1].record()
+
+    def elapsed_ms(self) -> float:
+        """Milliseconds; on a GPU it waits for the body's work to end."""
+        if not self._on_gpu:
+            return (self._end - self._start) * 1e3
+        self._events[1].synchronize()
+        elapsed: float = self._events[0].elapsed_time(self._events[1])
+        return elapsed
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, *, seconds: float) -> float:

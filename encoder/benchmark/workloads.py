@@ -14,7 +14,7 @@ from encoder.types import SegmentShape
 
 SINGLE_SIZES: tuple[Size, ...] = ((448, 448), (640, 480), (1920, 1080))
 VIDEO_FRAMES, VIDEO_SIZE = 64, (1280, 720)
-MIXED_IMAGES, MIXED_SIDES = 40, (64, 4096)
+MIXED_IMAGES, MIXED_SIDES = 20, (64, 4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoder.kernels.gather import add_table_rows_
 from encoder.kernels.norms import layer_norm
 
 EPS = 1e-6
@@ -93,7 +94,7 @@ class Resampler:
         y_PE = layer_norm(F.linear(features_PD, self.kv_proj), *self.ln_kv, EPS)
         k_PE, v_PE = F.linear(y_PE, self.kv_weight, self.kv_bias).chunk(2, dim=1)
         column_keys, row_keys = self._key_tables[-1]
-        k_PE = k_PE + column_keys[columns_P] + row_keys[rows_P]
+        add_table_rows_(k_PE, column_keys, columns_P, row_keys, rows_P)
         tokens = F.linear(attend(self.query_QE, k_PE, v_PE), *self.out_proj)
         return F.linear(layer_norm(tokens, *self.ln_post, EPS), self.proj)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from toy import ToyAdapter, ToyModel, toy_segment, toy_tokens
 
+from encoder.adapters.base import Segment
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
 from encoder.graphs import graph_keys
@@ -106,3 +108,17 @@ def test_without_graphs_everything_runs_eagerly_and_says_so() -> None:
     segment = toy_segment(adapter, 3, 9)
     assert torch.equal(runner.encode([segment])[0], toy_tokens(segment))
     assert runner.stats.misses == {MissReason.GRAPHS_OFF: 1}
+
+
+def test_launches_that_fail_leave_room_for_others() -> None:
+    """A failed launch gives its staging slot back: there are only three."""
+    adapter = ToyAdapter()
+    runner = toy_runner(adapter)
+    runner.capture()
+    segment = toy_segment(adapter, 3, 4)
+    replay = runner.plan([segment.shape])
+    damaged = Segment(shape=segment.shape, patches_PC=np.zeros((1, 9), dtype=np.uint8))
+    for _ in range(5):
+        with pytest.raises(ValueError, match="broadcast"):
+            runner.submit([damaged], replay)
+    assert torch.equal(runner.encode([segment])[0], toy_tokens(segment))
