@@ -12,7 +12,7 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from encoder.arena import ArenaLayout
 from encoder.budgets import token_budgets
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
-from encoder.packing import GraphView, take
+from encoder.packing import EagerCost, GraphView, take
 from encoder.types import AxisKeys, Capacity, GraphKey
 
 logger = logging.getLogger(__name__)
@@ -169,21 +169,48 @@ class GraphSet:
         """Axis keys of which a capture failed."""
         return {key.axis_keys for key in self.failed}
 
-    def _measure_ms(self, graph: Graph, repeats: int = 3) -> float:
+    def measure_eager(self, most_patches: int) -> EagerCost:
+        """Fit the time of eager runs to one typical segment and to as many as an eager run may join."""
+        sample = self._adapter.sample(next(iter(self.graphs)).axis_keys)
+        many = max(2, most_patches // sample.shape.num_patches)
+        (few_patches, few_ms), (patches, ms) = (self._eager_ms([sample] * count) for count in (1, many))
+        ms_per_patch = max(0.0, (ms - few_ms) / (patches - few_patches))
+        return EagerCost(base_ms=max(0.0, few_ms - ms_per_patch * few_patches), ms_per_patch=ms_per_patch)
+
+    def _eager_ms(self, segments: Sequence[Segment]) -> tuple[int, float]:
+        """Patches and milliseconds of an eager run."""
+        axis_keys, capacity = self._adapter.exact([segment.shape for segment in segments])
+        layout = ArenaLayout.of(self._adapter.inputs(axis_keys, capacity))
+        host = torch.zeros(layout.num_bytes, dtype=torch.uint8)
+        self._adapter.fill(layout.arrays(host), segments, axis_keys, capacity)
+        inputs = layout.views(host.to(self._device))
+        self._model.reserve(capacity.longest)
+
+        def run() -> None:
+            self._model.forward(inputs, axis_keys, capacity)
+
+        run()
+        return sum(segment.shape.num_patches for segment in segments), self._time_ms(run)
+
+    def _measure_ms(self, graph: Graph) -> float:
         """Median time of a replay that is as full as typical segments make it."""
         sample = self._adapter.sample(graph.key.axis_keys)
         most = min(graph.capacity.segments, graph.capacity.tokens)
         num_segments = len(take([sample.shape] * most, graph.capacity))
         graph.load([sample] * num_segments, self._adapter)
+        return self._time_ms(graph.replay)
+
+    def _time_ms(self, run: Callable[[], None], repeats: int = 3) -> float:
+        """Median time of a run."""
         if self._device.type != "cuda":
             started_s = time.perf_counter()
-            graph.replay()
+            run()
             return (time.perf_counter() - started_s) * 1e3
         times: list[float] = []
         for _ in range(repeats):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            graph.replay()
+            run()
             end.record()
             end.synchronize()
             times.append(start.elapsed_time(end))

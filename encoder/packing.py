@@ -2,7 +2,7 @@
 
 Segments are grouped by the tightest captured axis keys that hold them and never promoted to looser ones; the oldest
 segment's group goes first. Within a group the budget wins that makes the whole group, this replay and the rest, take
-the least time. A segment that no graph holds runs eagerly.
+the least time. A segment that no graph holds runs eagerly, and so does one whose graph would take longer than that.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, MissReason, SegmentShape
+
+EAGER_MARGIN = 0.9
+"""Eager runs must be predicted this much faster than a replay before they replace it: a fit is not a measurement."""
 
 LOOK_AHEAD = 256
 """Pending segments that a plan considers."""
@@ -24,6 +27,18 @@ class GraphView:
     key: GraphKey
     capacity: Capacity
     cost_ms: float  # one replay, measured; hardly depends on how full it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagerCost:
+    """What an eager run takes, fitted to measured ones."""
+
+    base_ms: float
+    ms_per_patch: float
+
+    def predict_ms(self, num_patches: int) -> float:
+        """Milliseconds for segments of so many patches together."""
+        return self.base_ms + self.ms_per_patch * num_patches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +74,13 @@ class GraphTable:
         axis_choices: Callable[[Grid], list[AxisKeys]],
         measure: Callable[[Grid], SegmentShape],
         missing: Mapping[AxisKeys, MissReason] | None = None,
+        eager: EagerCost | None = None,
     ) -> None:
-        """`missing` tells why axis keys that were asked for have no graph."""
+        """`missing` tells why axis keys that were asked for have no graph.
+
+        With `eager`, a replay that would take longer than the same segments eagerly is not made.
+        """
+        self.eager = eager
         self._axis_choices = axis_choices
         self._measure = measure
         self._missing = dict(missing or {})
@@ -137,6 +157,11 @@ def plan_replay(
         return view.cost_ms + _rest_ms(total - _Amount.of([shapes[index] for index in taken]), ladder)
 
     view, taken = min(options, key=cost_ms)
+    if table.eager is not None:
+        eager_ms = table.eager.predict_ms(sum(shapes[index].num_patches for index in taken))
+        if eager_ms < EAGER_MARGIN * view.cost_ms:
+            reason = MissReason.SLOWER_THAN_EAGER
+            return Replay(key=None, taken=tuple(group[index] for index in taken), reason=reason)
     return Replay(key=view.key, taken=tuple(group[index] for index in taken))
 
 

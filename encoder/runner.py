@@ -21,7 +21,7 @@ from encoder.arena import ArenaLayout
 from encoder.attention import capturable, choose_backend
 from encoder.config import EncoderConfig
 from encoder.graphs import CaptureReport, GraphSet, graph_keys
-from encoder.packing import LOOK_AHEAD, GraphTable, GraphView, Replay, plan_replay
+from encoder.packing import LOOK_AHEAD, EagerCost, GraphTable, GraphView, Replay, plan_replay
 from encoder.staging import Slot, StagingRing
 from encoder.types import AxisKeys, Capacity, GraphKey, MissReason, SegmentShape
 from encoder.weights import load_tensors, random_tensors
@@ -85,6 +85,7 @@ class EncoderRunner:
         self._model = model
         self._graphs = GraphSet(adapter, model, device)
         self._ring = StagingRing(device, num_slots=3)
+        self._eager: EagerCost | None = None
         self._update_table()
 
     @classmethod
@@ -118,6 +119,8 @@ class EncoderRunner:
         if keys is None:
             keys = graph_keys(self.adapter, self.config, self.encoder_id, self.device.type) if self._captures() else []
         report = self._graphs.capture(keys)
+        if self._graphs.graphs and self.device.type == "cuda":  # the static backend exists to be exercised, not to win
+            self._eager = self._graphs.measure_eager(self.config.eager_patches)
         self._update_table()
         return report
 
@@ -140,6 +143,7 @@ class EncoderRunner:
             self.adapter.axis_choices,
             self.adapter.measure,
             missing,
+            self._eager,
         )
 
     def graph_views(self) -> tuple[GraphView, ...]:

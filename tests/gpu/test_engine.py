@@ -15,6 +15,7 @@ from encoder.config import EncoderConfig
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
 from encoder.towers.packed_vit import Block, Norm, run_blocks
+from encoder.types import MissReason
 
 pytestmark = pytest.mark.gpu
 
@@ -64,7 +65,7 @@ def test_replay_equals_eager(
     runner = packed if layouts == ("packed",) else make_runner(layouts=layouts, token_budgets=(64, 256))
     for tokens, wanted in zip(runner.encode(segments), expected, strict=True):
         assert distance(tokens, wanted) < REPLAY_TOLERANCE
-    assert runner.stats.hits > 0.7 * len(segments)
+    assert runner.stats.hits > 0.3 * len(segments)  # some rectangles lose to eager
 
 
 @pytest.mark.parametrize("backend", ["triton", "varlen", "cudnn"])
@@ -81,6 +82,14 @@ def test_eager_bfloat16_is_near_float32(segments: list[Segment], expected: list[
     for tokens, wanted in zip(expected, runner.encode(segments), strict=True):
         assert distance(tokens, wanted) < BF16_TOLERANCE
         assert F.cosine_similarity(tokens, wanted, dim=1).min() > 0.999
+
+
+def test_padding_that_costs_more_than_eager_is_not_replayed(eager: EncoderRunner) -> None:
+    """A single slice in a rectangle for 4,900 patches: the runner has measured that eager is faster."""
+    runner = make_runner(layouts=("<=70x70",), token_budgets=(512,))
+    segment = eager.adapter.prepare(draw_picture(448, 448, 1))
+    assert distance(runner.encode(segment)[0], eager.encode(segment)[0]) < REPLAY_TOLERANCE
+    assert runner.stats.misses == {MissReason.SLOWER_THAN_EAGER: 1}
 
 
 def test_small_large_small(packed: EncoderRunner, segments: list[Segment], expected: list[torch.Tensor]) -> None:
