@@ -16,8 +16,8 @@ _TIFF_TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}  # of the tags read here; others
 
 # Bounds on what a hostile file can make a reader walk through.
 _MAX_FRAMES = 10_000
-_MAX_TAGS = 65_536
-_MAX_GIF_BLOCKS = 1_000_000
+_MAX_TAGS = 4_096
+_MAX_BLOCKS = 100_000  # JPEG segments, PNG and WebP chunks, GIF blocks; a real file of 64 MiB has some thousands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def read_header(data: bytes) -> StoredHeader | None:
         return None
     try:
         return reader(data)
-    except (error, IndexError) as failure:
+    except (error, IndexError, OverflowError) as failure:  # OverflowError: an offset of 64 bits
         raise HeaderError("it ends inside its header") from failure
 
 
@@ -82,9 +82,9 @@ _JPEG_FRAME_MARKERS = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC
 def _read_jpeg(data: bytes) -> StoredHeader:
     size = None
     orientation = None
-    exif_at: tuple[int, ...] = ()
+    exif_at: list[int] = []
     position = 2
-    while True:
+    for _ in range(_MAX_BLOCKS):
         marker, length = _JPEG_SEGMENT.unpack_from(data, position)
         if marker == 0xFFFF:  # a fill byte before the marker
             position += 1
@@ -97,28 +97,34 @@ def _read_jpeg(data: bytes) -> StoredHeader:
             _, height, width = _JPEG_FRAME.unpack_from(data, position + 4)
             size = width, height
         elif marker == 0xFFE1 and data[position + 4 : position + 9] == b"Exif\0":
-            exif_at += (position + 4,)
+            exif_at.append(position + 4)
             if orientation is None:
                 orientation = _exif_orientation(data[position + 10 : position + 2 + length])
         position += 2 + length
+    else:
+        raise HeaderError(f"it has more than {_MAX_BLOCKS} segments")
     if size is None:
         raise HeaderError("it has no frame header, so no size")
-    return StoredHeader(format="JPEG", width=size[0], height=size[1], orientation=orientation or 1, exif_at=exif_at)
+    return StoredHeader(
+        format="JPEG", width=size[0], height=size[1], orientation=orientation or 1, exif_at=tuple(exif_at)
+    )
 
 
 def _read_png(data: bytes) -> StoredHeader:
     if data[12:16] != b"IHDR":
         raise HeaderError("its first chunk is not IHDR")
     width, height, sample_bits, colour_type = unpack_from(">IIBB", data, 16)
-    orientation, num_frames, transparent = 1, 1, None
+    exif, num_frames, transparent = b"", 1, None
     position, seen_pixels = 33, False
-    while position + 8 <= len(data):
+    for _ in range(_MAX_BLOCKS):
+        if position + 8 > len(data):
+            break
         length, kind = unpack_from(">I4s", data, position)
         start = position + 8
         if kind == b"IDAT":
             seen_pixels = True
         elif kind == b"eXIf":  # before the pixels or after them
-            orientation = _exif_orientation(data[start : start + length])
+            exif = data[start : start + length]
         elif kind == b"acTL" and not seen_pixels:
             num_frames = max(1, unpack_from(">I", data, start)[0])
         elif kind == b"tRNS" and not seen_pixels and colour_type in (0, 2):
@@ -126,11 +132,13 @@ def _read_png(data: bytes) -> StoredHeader:
         elif kind == b"IEND":
             break
         position = start + length + 4
+    else:
+        raise HeaderError(f"it has more than {_MAX_BLOCKS} chunks")
     return StoredHeader(
         format="PNG",
         width=width,
         height=height,
-        orientation=orientation,
+        orientation=_exif_orientation(exif),
         num_frames=num_frames,
         sample_bits=sample_bits,
         transparent=transparent,
@@ -153,17 +161,25 @@ def _read_webp(data: bytes) -> StoredHeader:
         raise HeaderError(f"its first chunk is {kind!r}, not VP8, VP8L or VP8X")
     width = int.from_bytes(data[24:27], "little") + 1
     height = int.from_bytes(data[27:30], "little") + 1
-    orientation, num_frames = 1, 0
+    exif, num_frames = b"", 0
     position = 30
-    while position + 8 <= len(data):
+    for _ in range(_MAX_BLOCKS):
+        if position + 8 > len(data):
+            break
         kind, length = unpack_from("<4sI", data, position)
         if kind == b"ANMF":
             num_frames += 1
         elif kind == b"EXIF":
-            orientation = _exif_orientation(data[position + 8 : position + 8 + length])
+            exif = data[position + 8 : position + 8 + length]
         position += 8 + length + (length & 1)
+    else:
+        raise HeaderError(f"it has more than {_MAX_BLOCKS} chunks")
     return StoredHeader(
-        format="WEBP", width=width, height=height, orientation=orientation, num_frames=max(1, num_frames)
+        format="WEBP",
+        width=width,
+        height=height,
+        orientation=_exif_orientation(exif),
+        num_frames=max(1, num_frames),
     )
 
 
@@ -171,7 +187,7 @@ def _read_gif(data: bytes) -> StoredHeader:
     width, height, flags = unpack_from("<HHB", data, 6)
     position = 13 + _gif_palette_bytes(flags)
     num_frames = num_blocks = 0
-    while position < len(data) and num_frames < _MAX_FRAMES and num_blocks < _MAX_GIF_BLOCKS:
+    while position < len(data) and num_frames < _MAX_FRAMES and num_blocks < _MAX_BLOCKS:
         kind = data[position]
         if kind == 0x2C:  # a frame
             if position + 10 >= len(data):
@@ -189,7 +205,7 @@ def _read_gif(data: bytes) -> StoredHeader:
             position += 1
             num_blocks += 1
             continue
-        while position < len(data) and num_blocks < _MAX_GIF_BLOCKS:
+        while position < len(data) and num_blocks < _MAX_BLOCKS:
             run = data[position : position + 65_536 : 256]  # the lengths of blocks, as long as they are full
             position += 256 * (len(run) - len(run.lstrip(b"\xff")))
             if position >= len(data):

@@ -6,6 +6,7 @@ Orientation is EXIF's. Files with several frames or pages give the first.
 
 from __future__ import annotations
 
+import re
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -176,8 +177,17 @@ _PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
 }
 _warnings_lock = Lock()
 
+# What takes minutes to decode though it is small: each scan of a JPEG costs as much as a picture, and encoders write
+# ten or so; run lengths of a BMP are decoded byte by byte in Python.
+_MAX_SCANS = 100
+_MAX_BMP_RUN_BYTES = 8 * 2**20
+
 
 def _load(data: bytes, header: StoredHeader) -> Image.Image:
+    if header.format == "JPEG" and _num_scans(data) > _MAX_SCANS:
+        raise BadMediaError(f"{_name(header)} has more than {_MAX_SCANS} scans; save it again")
+    if header.format == "BMP" and len(data) > _MAX_BMP_RUN_BYTES and data[30:34] in (b"\1\0\0\0", b"\2\0\0\0"):
+        raise BadMediaError(f"{_name(header)} is run-length coded and has {len(data)} bytes; save it as PNG")
     with ExitStack() as stack:
         if Image.MAX_IMAGE_PIXELS is not None and header.width * header.height > Image.MAX_IMAGE_PIXELS:
             # Our limit admits more than Pillow likes, and some plugins would warn. Warning filters belong to
@@ -190,6 +200,25 @@ def _load(data: bytes, header: StoredHeader) -> Image.Image:
             image.info.pop("xmp", None)  # Pillow would turn by XMP what has no orientation tag
         image.load()
     return image
+
+
+_JPEG_MARKER = re.compile(rb"\xff[^\0\xff\xd0-\xd7]")
+
+
+def _num_scans(data: bytes) -> int:
+    """Scans of a JPEG; below the limit perhaps too many, which is quicker to say."""
+    num_scans = data.count(b"\xff\xda")  # never within compressed pixels
+    if num_scans <= _MAX_SCANS:
+        return num_scans
+    num_scans, position = 0, 2  # now exactly: what follows the picture in its file may hold anything
+    while match := _JPEG_MARKER.search(data, position):
+        kind, position = data[match.start() + 1], match.end()
+        if kind == 0xD9 or num_scans > _MAX_SCANS:
+            break
+        num_scans += kind == 0xDA
+        if kind not in (0x01, 0xD8):  # those two have no body
+            position += int.from_bytes(data[position : position + 2])
+    return num_scans
 
 
 def _without_exif(data: bytes, header: StoredHeader) -> bytes:

@@ -1,9 +1,11 @@
 import random
 import struct
+import time
 import warnings
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from io import BytesIO
 from itertools import pairwise
 from typing import Any
@@ -361,6 +363,65 @@ def test_pillows_own_pixel_limit_neither_warns_nor_leaks(monkeypatch: pytest.Mon
 def test_what_is_no_image_is_named(data: bytes, said: str) -> None:
     with pytest.raises(BadMediaError, match=said):
         decode(data)
+
+
+BIG_TIFF = b"II+\0" + struct.pack("<HH", 8, 0)
+FAR = struct.pack("<Q", 2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        BIG_TIFF + FAR,
+        BIG_TIFF + struct.pack("<Q", 16) + FAR + bytes(40),
+        BIG_TIFF + struct.pack("<QQHHQ", 16, 1, 256, 4, 9) + FAR + bytes(40),
+    ],
+)
+def test_offsets_of_64_bits_that_lead_nowhere_are_a_damaged_header(data: bytes) -> None:
+    with pytest.raises(BadMediaError, match="ends inside its header"):
+        probe(data)
+
+
+MEBIBYTE = 2**20
+JPEG_TAIL = encode(PHOTO, "JPEG")[2:]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xd8" + b"\xff" * (8 * MEBIBYTE) + JPEG_TAIL,
+        b"\xff\xd8" + b"\xff\xe0\0\2" * (2 * MEBIBYTE) + JPEG_TAIL,
+        b"\xff\xd8" + b"\xff\xe1\0\x08Exif\0\0" * 90_000 + JPEG_TAIL,
+        png([b"\0"], 1, 8, 0, extra=chunk(b"tEXt", b"a\0b") * 400_000),
+        png([b"\0"], 1, 8, 0, extra=chunk(b"eXIf", b"II*\0\x08\0\0\0\xff\x0f" + bytes(49_140)) * 200),
+        b"RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0" + bytes(10) + b"JUNK\0\0\0\0" * MEBIBYTE,
+        b"GIF89a" + bytes(7) + b"\x21\xfe" + b"\1a" * (4 * MEBIBYTE),
+    ],
+    ids=["fill bytes", "segments", "EXIF segments", "chunks", "EXIF chunks", "WebP chunks", "GIF blocks"],
+)
+def test_a_header_that_never_ends_is_read_in_no_time(data: bytes) -> None:
+    started_s = time.process_time()
+    with suppress(BadMediaError):
+        probe(data, max_bytes=2**30)
+    assert time.process_time() - started_s < 5
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused_and_what_follows_a_picture_is_not_counted() -> None:
+    data = encode(PHOTO, "JPEG", progressive=True)
+    last = data[data.rfind(b"\xff\xda") : -2]
+    decode(data + b"\xff\xda" * 5000)
+    decode(data[:-2] + last * 20 + data[-2:])
+    with pytest.raises(BadMediaError, match="more than 100 scans"):
+        decode(data[:-2] + last * 5000 + data[-2:])
+
+
+def test_a_large_run_length_coded_bmp_is_refused() -> None:
+    header = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 0, 0, 0, 1078, 40, 255, 9, 1, 8, 1, 0, 0, 0, 256, 0)
+    data = header + bytes(1024)
+    decode(data + b"\xff\0\0\0" * 9)
+    with pytest.raises(BadMediaError, match="run-length coded"):
+        decode(data + b"\1\0" * 5_000_000, max_bytes=2**30)
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
