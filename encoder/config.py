@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, field_validator
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Precision = Literal["native", "fp8"]
 AttentionBackend = Literal["auto", "triton", "cudnn", "varlen", "sdpa"]
 
 
@@ -18,6 +19,9 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
 
     dtype: Dtype = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU."""
+
+    precision: Precision = "native"
+    """fp8: the tower's GEMMs in 8-bit floats with a scale for each row (Hopper, bfloat16). Faster, less exact."""
 
     seed: int = 0
     """Seed of the weights of a `tiny-*` or `random-*` preset."""

@@ -127,6 +127,7 @@ class GraphSet:
         wanted = list(keys)
         if len(wanted) > MANY_GRAPHS:
             logger.warning("capturing %d graphs; each holds memory of its own, consider fewer keys", len(wanted))
+        self._clear_cache()  # what others have freed must not count as ours
         started_s, free_bytes = time.monotonic(), self._free_bytes()
         if self._device.type == "cuda" and self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()

@@ -7,13 +7,14 @@ the least time. A segment that no graph holds runs eagerly, and so does one whos
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, MissReason, SegmentShape
 
-EAGER_MARGIN = 0.9
+EAGER_MARGIN = 0.85
 """Eager runs must be predicted this much faster than a replay before they replace it: a fit is not a measurement."""
 
 LOOK_AHEAD = 256
@@ -80,13 +81,15 @@ class GraphTable:
 
         With `eager`, a replay that would take longer than the same segments eagerly is not made.
         """
-        self.eager = eager
+        self._eager = eager
+        self._drift = 1.0  # of what runs take now to what they took when they were measured
         self._axis_choices = axis_choices
         self._measure = measure
         self._missing = dict(missing or {})
         self.ladders: dict[AxisKeys, list[GraphView]] = defaultdict(list)
         for view in sorted(views, key=lambda view: view.key.token_budget):
             self.ladders[view.key.axis_keys].append(view)
+        self._measured_ms = {view.key: view.cost_ms for view in self.views}
         self._homes: dict[Grid, tuple[AxisKeys | None, MissReason | None]] = {}
 
     @property
@@ -102,6 +105,12 @@ class GraphTable:
             return
         cost_ms = ladder[index].cost_ms
         ladder[index] = replace(ladder[index], cost_ms=cost_ms + 0.05 * (elapsed_ms - cost_ms))
+        if self._measured_ms[key] > 0:
+            self._drift += 0.05 * (elapsed_ms / self._measured_ms[key] - self._drift)
+
+    def eager_ms(self, num_patches: int) -> float:
+        """What an eager run of so many patches would take now; infinite where nobody measured it."""
+        return self._drift * self._eager.predict_ms(num_patches) if self._eager else math.inf
 
     def home(self, grid: Grid) -> tuple[AxisKeys | None, MissReason | None]:
         """The tightest axis keys with a graph that holds this grid, or None and the reason."""
@@ -157,12 +166,10 @@ def plan_replay(
         return view.cost_ms + _rest_ms(total - _Amount.of([shapes[index] for index in taken]), ladder)
 
     view, taken = min(options, key=cost_ms)
-    if table.eager is not None:
-        eager_ms = table.eager.predict_ms(sum(shapes[index].num_patches for index in taken))
-        if eager_ms < EAGER_MARGIN * view.cost_ms:
-            reason = MissReason.SLOWER_THAN_EAGER
-            return Replay(key=None, taken=tuple(group[index] for index in taken), reason=reason)
-    return Replay(key=view.key, taken=tuple(group[index] for index in taken))
+    chosen = tuple(group[index] for index in taken)
+    if table.eager_ms(sum(window[index].num_patches for index in chosen)) < EAGER_MARGIN * view.cost_ms:
+        return Replay(key=None, taken=chosen, reason=MissReason.SLOWER_THAN_EAGER)
+    return Replay(key=view.key, taken=chosen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from encoder.adapters.base import EncoderAdapter, EncoderModel, Segment
 from encoder.adapters.registry import resolve_model
 from encoder.arena import ArenaLayout
 from encoder.attention import capturable, choose_backend
-from encoder.config import EncoderConfig
+from encoder.config import EncoderConfig, Precision
+from encoder.errors import ConfigError
 from encoder.graphs import CaptureReport, GraphSet, graph_keys
 from encoder.packing import LOOK_AHEAD, EagerCost, GraphTable, GraphView, Replay, plan_replay
 from encoder.staging import Slot, StagingRing
@@ -80,7 +81,8 @@ class EncoderRunner:
         dtype: torch.dtype,
     ) -> None:
         self.adapter, self.config, self.device, self.dtype = adapter, config, device, dtype
-        self.encoder_id = f"{adapter.encoder}@{str(dtype).removeprefix('torch.')}"
+        numbers = str(dtype).removeprefix("torch.") + ("" if config.precision == "native" else f"+{config.precision}")
+        self.encoder_id = f"{adapter.encoder}@{numbers}"
         self.stats = RunnerStats()
         self._model = model
         self._graphs = GraphSet(adapter, model, device)
@@ -101,12 +103,13 @@ class EncoderRunner:
         source = resolve_model(config.model)
         adapter = source.family.make(source.config, source.name, config)
         backend = choose_backend(config.attention, target, dtype)
+        check_precision(config.precision, target, dtype)
         shapes = adapter.weight_shapes()
         weights = (
             random_tensors(shapes, config.seed) if source.snapshot is None else load_tensors(source.snapshot, shapes)
         )
         with torch.inference_mode():
-            model = adapter.build(weights, target, dtype, backend)
+            model = adapter.build(weights, target, dtype, backend, config.precision)
         return cls(adapter, model, config, target, dtype)
 
     @torch.inference_mode()
@@ -240,6 +243,16 @@ class EncoderRunner:
     def replay_again(self, key: GraphKey) -> None:
         """Replay a graph over the inputs it holds, and leave its output where it is: for measuring alone."""
         self._graphs.graphs[key].replay()
+
+
+def check_precision(precision: Precision, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigError where this precision can't be had."""
+    if precision == "native":
+        return
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        raise ConfigError(f"precision {precision!r} needs a GPU of compute capability 9.0 (Hopper) or later")
+    if dtype != torch.bfloat16:
+        raise ConfigError(f"precision {precision!r} goes with dtype bfloat16, not {dtype}")
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

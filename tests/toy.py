@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, Segment, TensorSpec
+from encoder.config import Precision
 from encoder.errors import ConfigError
 from encoder.media import MediaHeader
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
@@ -92,7 +93,12 @@ class ToyAdapter:
         return {}
 
     def build(
-        self, weights: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype, attention: str
+        self,
+        weights: Mapping[str, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: str,
+        precision: Precision,
     ) -> ToyModel:
         return ToyModel()
 

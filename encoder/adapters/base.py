@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
+    from encoder.config import Precision
     from encoder.media import MediaHeader
 
 
@@ -107,7 +108,12 @@ class EncoderAdapter(Protocol):
         """The `config.json` that a released-layout checkpoint of this model carries."""
 
     def build(
-        self, weights: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype, attention: str
+        self,
+        weights: Mapping[str, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: str,
+        precision: Precision,
     ) -> EncoderModel:
         """Put the weights on the device. Imports torch."""
 

@@ -20,6 +20,7 @@ from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 if TYPE_CHECKING:
     import torch
 
+    from encoder.config import Precision
     from encoder.media import MediaHeader
 
 _SEGMENT_LADDER = (
@@ -248,13 +249,18 @@ class MiniCPMV:
         return dict(self._config)
 
     def build(
-        self, weights: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype, attention: str
+        self,
+        weights: Mapping[str, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: str,
+        precision: Precision,
     ) -> EncoderModel:
         """Tower and resampler on the device."""
         from encoder.towers.minicpmv import MiniCPMVModel
 
         grids = {name: (r.rows, r.columns, r.exact) for name, r in self._layouts.items() if r is not None}
-        return MiniCPMVModel(self, weights, grids, device, dtype, attention)
+        return MiniCPMVModel(self, weights, grids, device, dtype, attention, precision)
 
 
 def packed_rows(segments: int, nominal_patches: int) -> int:

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import transformers
@@ -16,7 +16,7 @@ import transformers
 from encoder.adapters.base import Segment
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.registry import load_adapter, resolve_model
-from encoder.benchmark.baselines import EagerLoop, PaddedGrids, transformers_tower
+from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
 from encoder.benchmark.measure import DeviceTimer, matmul_peak, percentile, wall_seconds
 from encoder.benchmark.workloads import Workload, make_workloads, useful_flops
 from encoder.config import EncoderConfig
@@ -85,11 +85,13 @@ def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5) -
         ]
     peak = matmul_peak(device, dtype, seconds=4.0 if device.type == "cuda" else 0.5)
 
-    rows: list[Row] = []
-    eager = _eager_rows(config, adapter, workloads, device, dtype, peak, repeats)
-    rates = {row.workload: row.slices_per_s for row in eager}
-    rows += eager
-    rows += _padded_rows(config, adapter, workloads, device, dtype, peak, repeats, rates)
+    stock = _stock(config, adapter, device, dtype)
+    loop = EagerLoop(stock)
+    rows = [_baseline_row("eager loop", loop.encode, stock, workload, peak, repeats, {}) for workload in workloads]
+    rates = {row.workload: row.slices_per_s for row in rows}
+    rows = [replace(row, to_eager=1.0) for row in rows]
+    rows += _padded_rows(stock, workloads, peak, repeats, rates)
+    del stock, loop
     packed = EncoderRunner.from_config(config.model_copy(update={"layouts": ("packed",)}), device_name)
     capture = packed.capture()
     rows += [_our_row("packed", packed, workload, peak, repeats, rates) for workload in workloads]
@@ -170,6 +172,7 @@ def _overlap(runner: EncoderRunner, workload: Workload, repeats: int) -> float:
     segments = workload.segments * (8 if runner.device.type == "cuda" else 1)
     _, launches = runner.encode_traced(segments)
     graphs = [launch.replay.key for launch in launches if launch.replay.key is not None]
+    assert len(graphs) == len(launches), "the traffic runs in graphs alone"
 
     def replay_all() -> None:
         for key in graphs:
@@ -186,40 +189,18 @@ def _overlap(runner: EncoderRunner, workload: Workload, repeats: int) -> float:
 # --- baselines ---
 
 
-def _load(config: EncoderConfig, adapter: MiniCPMV) -> dict[str, torch.Tensor]:
+def _stock(config: EncoderConfig, adapter: MiniCPMV, device: torch.device, dtype: torch.dtype) -> Stock:
     snapshot = resolve_model(config.model).snapshot
     shapes = adapter.weight_shapes()
-    return random_tensors(shapes, config.seed) if snapshot is None else load_tensors(snapshot, shapes)
-
-
-def _eager_rows(
-    config: EncoderConfig, adapter: MiniCPMV, workloads: list[Workload], device: torch.device, dtype: torch.dtype,
-    peak: float, repeats: int,
-) -> list[Row]:  # fmt: skip
-    weights = _load(config, adapter)
-    loop = EagerLoop(
-        adapter,
-        transformers_tower(adapter, weights, device, dtype),
-        Resampler({n: t for n, t in weights.items() if n.startswith("resampler.")}, device, dtype),
-        device,
-    )
-    rows = [
-        _baseline_row("eager loop", loop.encode, adapter, workload, device, peak, repeats) for workload in workloads
-    ]
-    return [Row(**{**asdict(row), "to_eager": 1.0}) for row in rows]
+    weights = random_tensors(shapes, config.seed) if snapshot is None else load_tensors(snapshot, shapes)
+    ours = {name: tensor for name, tensor in weights.items() if name.startswith("resampler.")}
+    return Stock(adapter, transformers_tower(adapter, weights, device, dtype), Resampler(ours, device, dtype), device)
 
 
 def _padded_rows(
-    config: EncoderConfig, adapter: MiniCPMV, workloads: list[Workload], device: torch.device, dtype: torch.dtype,
-    peak: float, repeats: int, eager_rates: dict[str, float],
-) -> list[Row]:  # fmt: skip
-    weights = _load(config, adapter)
-    grids = PaddedGrids(
-        adapter,
-        transformers_tower(adapter, weights, device, dtype),
-        Resampler({n: t for n, t in weights.items() if n.startswith("resampler.")}, device, dtype),
-        device,
-    )
+    stock: Stock, workloads: list[Workload], peak: float, repeats: int, eager_rates: dict[str, float]
+) -> list[Row]:
+    grids = PaddedGrids(stock)
     rows = []
     for workload in workloads:
         keys = [grids.key(image) for image in workload.images]
@@ -228,19 +209,19 @@ def _padded_rows(
             continue
         held = Workload(name=workload.name, images=images, saturated=workload.saturated)
         fill = held.num_patches / sum(area * budget for area, budget in filter(None, keys))
-        row = _baseline_row("padded grids", grids.encode, adapter, held, device, peak, repeats)
-        rows.append(Row(**{**asdict(row), "fill": fill, "to_eager": row.slices_per_s / eager_rates[row.workload]}))
+        row = _baseline_row("padded grids", grids.encode, stock, held, peak, repeats, eager_rates)
+        rows.append(replace(row, fill=fill))
     return rows
 
 
 def _baseline_row(
     engine: str,
     encode: Callable[[tuple[Segment, ...]], torch.Tensor | None],
-    adapter: MiniCPMV,
+    stock: Stock,
     workload: Workload,
-    device: torch.device,
     peak: float,
     repeats: int,
+    eager_rates: dict[str, float],
 ) -> Row:
     latencies_ms: list[float] = []
     on_device: list[float] = []
@@ -249,7 +230,7 @@ def _baseline_row(
         total_ms = 0.0
         for image in workload.images:
             started_s = time.perf_counter()
-            with DeviceTimer(device) as timer:
+            with DeviceTimer(stock.device) as timer:
                 tokens = encode(image)
             assert tokens is not None
             tokens.cpu()
@@ -257,9 +238,12 @@ def _baseline_row(
             total_ms += timer.elapsed_ms()
         on_device.append(total_ms)
 
-    seconds = wall_seconds(encode_all, device, repeats)
+    seconds = wall_seconds(encode_all, stock.device, repeats)
     warm_ms = latencies_ms[len(workload.images) :]
-    return _row(engine, adapter, workload, len(workload.segments), seconds, warm_ms, on_device[1:], 1.0, peak, {})
+    longest = [len(image) * max(segment.shape.num_patches for segment in image) for image in workload.images]
+    fill = workload.num_patches / sum(longest)
+    num_slices = len(workload.segments)
+    return _row(engine, stock.adapter, workload, num_slices, seconds, warm_ms, on_device[1:], fill, peak, eager_rates)
 
 
 def _row(

@@ -15,6 +15,7 @@ from encoder.attention import (
     dense_self_attention,
     self_attention,
 )
+from encoder.config import Precision
 from encoder.towers.resampler import Resampler
 from encoder.towers.siglip import SiglipTower
 from encoder.types import AxisKeys, Capacity
@@ -34,9 +35,10 @@ class MiniCPMVModel:
         device: torch.device,
         dtype: torch.dtype,
         backend: str,
+        precision: Precision,
     ) -> None:
         """`rectangles` maps a layout key to (rows, columns, exact)."""
-        self.tower = SiglipTower(adapter, weights, device, dtype)
+        self.tower = SiglipTower(adapter, weights, device, dtype, precision)
         self.resampler = Resampler(weights, device, dtype)
         self.backend = backend
         self._rectangles = rectangles

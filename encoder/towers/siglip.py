@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder.attention import SelfAttention
+from encoder.config import Precision
 from encoder.kernels.elementwise import patches_to_pixels
 from encoder.towers.packed_vit import Block, Norm, run_blocks
+from encoder.towers.packed_vit_fp8 import Block8, run_blocks_8
 
 ALIGNED = 8
 """Patch rows are padded to a multiple of this many numbers, so that GEMMs read whole 16-byte words."""
@@ -57,7 +59,12 @@ class SiglipTower:
     """Patches to features, on one device and in one dtype."""
 
     def __init__(
-        self, sizes: SiglipSizes, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+        self,
+        sizes: SiglipSizes,
+        weights: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        precision: Precision = "native",
     ) -> None:
         self.num_heads, self.head_width = sizes.num_heads, sizes.width // sizes.num_heads
         self.eps = sizes.layer_norm_eps
@@ -92,11 +99,17 @@ class SiglipTower:
             )
             for layer in map("vpm.encoder.layers.{}".format, range(sizes.num_layers - sizes.drop_last_layer))
         ]
+        self.blocks_8: list[Block8] | None = None
+        if precision == "fp8":
+            self.blocks_8 = [Block8.of(block) for block in self.blocks]
+            self.blocks = []
 
     def forward(self, pixels_PC: Tensor, position_ids_P: Tensor, attend: SelfAttention) -> Tensor:
         """uint8 patch rows in the order (y, x, channel) to features `[P, D]`."""
         x_PC = patches_to_pixels(pixels_PC, width=self.patch_weight.shape[1], dtype=self.patch_weight.dtype)
         x_PD = F.linear(x_PC, self.patch_weight, self.patch_bias)
+        if self.blocks_8 is not None:
+            return run_blocks_8(x_PD, self.positions, position_ids_P, self.blocks_8, self.post_norm, self.eps, attend)
         return run_blocks(x_PD, self.positions, position_ids_P, self.blocks, self.post_norm, self.eps, attend)
 
 

@@ -65,7 +65,7 @@ def test_replay_equals_eager(
     runner = packed if layouts == ("packed",) else make_runner(layouts=layouts, token_budgets=(64, 256))
     for tokens, wanted in zip(runner.encode(segments), expected, strict=True):
         assert distance(tokens, wanted) < REPLAY_TOLERANCE
-    assert runner.stats.hits > 0.3 * len(segments)  # some rectangles lose to eager
+    assert runner.stats.hits > 0.7 * len(segments) or layouts == ("vllm",)  # where some rectangles lose to eager
 
 
 @pytest.mark.parametrize("backend", ["triton", "varlen", "cudnn"])

@@ -122,6 +122,17 @@ def test_a_graph_slower_than_eager_for_its_fill_is_not_used() -> None:
     assert plan_replay(many, slow, eager_patches=100).key == VIEWS[2].key
 
 
+def test_replays_that_slow_down_do_not_make_eager_look_faster() -> None:
+    """Clocks fall under load for eager runs as well."""
+    eager = EagerCost(base_ms=1.0, ms_per_patch=0.01)
+    drifting = GraphTable([view("any", 16, 2.0)], axis_choices, measure, eager=eager)
+    shapes = [measure((1, 8, 10))]
+    for _ in range(200):
+        drifting.correct(VIEWS[2].key, elapsed_ms=4.0, num_patches=128)
+    assert drifting.views[0].cost_ms == pytest.approx(4.0, rel=1e-3)
+    assert plan_replay(shapes, drifting, eager_patches=100).key == VIEWS[2].key
+
+
 def test_without_graphs_everything_runs_eagerly() -> None:
     replay = plan_replay([measure((1, 2, 2))] * 3, table([]), eager_patches=8)
     assert (replay.key, replay.reason, replay.taken) == (None, MissReason.GRAPHS_OFF, (0, 1))

@@ -124,6 +124,7 @@ def test_strip_too_long_for_any_graph_runs_eagerly(runner: EncoderRunner) -> Non
         ({"layouts": ("24x",)}, "unknown layout '24x'"),
         ({"layouts": ()}, "capture axis 'layout' has no keys"),
         ({"attention": "cudnn"}, "needs a GPU"),
+        ({"precision": "fp8"}, "needs a GPU of compute capability 9.0"),
         ({"token_budgets": (32,)}, "holds no slice of 64 tokens"),
     ],
 )
