@@ -61,6 +61,7 @@ class Report:
     capture_seconds: float
     capture_gib: float
     num_graphs: int
+    cosines: dict[str, tuple[float, float]]  # least and median over tokens, against float32
     repeats: int
     rows: list[Row]
 
@@ -96,7 +97,16 @@ def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5) -
     capture = packed.capture()
     rows += [_our_row("packed", packed, workload, peak, repeats, rates) for workload in workloads]
     overlap = _overlap(packed, workloads[0], repeats)
+    cosines = {"packed": _cosine(packed, config, workloads[0])}
     del packed
+    if device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (9, 0):
+        fast = EncoderRunner.from_config(
+            config.model_copy(update={"layouts": ("packed",), "precision": "fp8"}), device_name
+        )
+        fast.capture()
+        rows += [_our_row("packed fp8", fast, workload, peak, repeats, rates) for workload in workloads]
+        cosines["packed fp8"] = _cosine(fast, config, workloads[0])
+        del fast
     grid = EncoderRunner.from_config(
         _grid_config(config, adapter, workloads, on_gpu=device.type == "cuda"), device_name
     )
@@ -113,6 +123,7 @@ def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5) -
         capture_seconds=capture.seconds,
         capture_gib=capture.num_bytes / 2**30,
         num_graphs=capture.num_graphs,
+        cosines=cosines,
         repeats=repeats,
         rows=rows,
     )
@@ -184,6 +195,21 @@ def _overlap(runner: EncoderRunner, workload: Workload, repeats: int) -> float:
         whole = wall_seconds(lambda: runner.encode(segments), runner.device, 1)[0]
         ratios.append(bare / whole)
     return statistics.median(ratios)
+
+
+def _cosine(runner: EncoderRunner, config: EncoderConfig, workload: Workload) -> tuple[float, float]:
+    """Least and median cosine of tokens against the same model in float32, eagerly."""
+    segments = [image[0] for image in workload.images]
+    exact = EncoderRunner.from_config(
+        config.model_copy(update={"dtype": "float32", "precision": "native", "graphs": False}), str(runner.device)
+    )
+    cosines = torch.cat(
+        [
+            torch.nn.functional.cosine_similarity(ours.float(), wanted, dim=1)
+            for ours, wanted in zip(runner.encode(segments), exact.encode(segments), strict=True)
+        ]
+    )
+    return float(cosines.min()), float(cosines.median())
 
 
 # --- baselines ---

@@ -29,6 +29,8 @@ def table(report: Report) -> str:
         f"matmul peak {report.peak_tflops:.3g} TFLOP/s sustained; {report.num_graphs} graphs captured in "
         f"{report.capture_seconds:.1f} s, {report.capture_gib:.2f} GiB; "
         f"host to host at {report.overlap:.1%} of back-to-back replays",
+        "cosine of tokens to float32, least and median: "
+        + ", ".join(f"{engine} {least:.5f} {median:.5f}" for engine, (least, median) in report.cosines.items()),
         "",
     ]
     return "\n".join([*head, *aligned])

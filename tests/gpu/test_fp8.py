@@ -50,9 +50,8 @@ def test_linear_is_near_float32() -> None:
 def test_fp8_tokens_replayed_equal_eager_and_are_near_float32() -> None:
     config = EncoderConfig(model="random-minicpmv-2.6", precision="fp8", token_budgets=(64, 512))
     runner = EncoderRunner.from_config(config, "cuda:0")
-    segments = [
-        s for size in ((640, 480), (224, 224), (1000, 300)) for s in runner.adapter.prepare(draw_picture(*size, 3))
-    ]
+    pictures = [draw_picture(width, height, 3) for width, height in ((640, 480), (224, 224), (1000, 300))]
+    segments = [segment for picture in pictures for segment in runner.adapter.prepare(picture)]
     eager = runner.encode(segments)
     runner.capture()
     replayed = runner.encode(segments)
