@@ -1,7 +1,8 @@
 """What `encpool encode` leaves behind: `manifest.jsonl` and `part-00000.safetensors`, `part-00001...`.
 
-A part is collected in a hidden file and gets its name when it is whole; the manifest's lines of its items follow only
-then. So whatever stops a run, each line names a tensor that is there.
+A part is collected in a nameless file and gets its name when it is whole; the manifest's lines of its items follow only
+then. So whatever stops a run, each line names a tensor that is there. Ctrl-C comes between any two steps, so every step
+can be repeated, and what an interrupted one left behind is written over.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +36,7 @@ def check_directory(directory: Path, *, overwrite: bool = False) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         earlier = _results_in(directory)
+        tempfile.TemporaryFile(dir=directory).close()  # a folder of somebody else's, a file system mounted read-only
     except OSError as error:
         raise ConfigError(f"cannot write to {directory}: {error.strerror or error}") from error
     if earlier and not overwrite:
@@ -61,11 +64,12 @@ class OutputWriter:
         self._max_part_bytes = max_part_bytes
         self._lines: list[str] = []  # of the open part's items, and of what came between them
         self._tensors: dict[str, dict[str, Any]] = {}  # of the open part, as its header will list them
-        self._part_bytes = 0
-        self._spool: IO[bytes] | None = None
+        self._manifest_bytes = 0
         for path in _results_in(directory):
             path.unlink()
-        self._manifest = (directory / MANIFEST).open("w", encoding="utf-8")
+        self._manifest = (directory / MANIFEST).open("wb")
+        # The open part's tensors; those of the next part are written over them.
+        self._spool: IO[bytes] = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 (closed in __exit__)
 
     def __enter__(self) -> Self:
         return self
@@ -77,8 +81,7 @@ class OutputWriter:
             if not isinstance(error, OSError):  # a full disk takes no more
                 self._commit()
         finally:
-            if self._spool is not None:
-                self._spool.close()
+            self._spool.close()
             self._manifest.close()
 
     def write(self, source: Source, outcome: Outcome) -> None:
@@ -100,40 +103,45 @@ class OutputWriter:
     def _part_name(self) -> str:
         return f"part-{self.num_parts:05}.safetensors"
 
+    @property
+    def _part_bytes(self) -> int:
+        """Bytes of the open part's tensors; what the spool holds behind them counts for nothing."""
+        end: int = next(reversed(self._tensors.values()))["data_offsets"][1] if self._tensors else 0
+        return end
+
     def _spool_tensor(self, name: str, tokens: torch.Tensor) -> None:
         self._metadata["dtype"] = str(tokens.dtype).removeprefix("torch.")
-        if self._spool is None:
-            self._spool = (self.directory / f".{self._part_name}.data.tmp").open("w+b")
+        start = self._part_bytes
+        self._spool.seek(start)
         self._spool.write(tokens.contiguous().view(torch.uint8).numpy().data)
-        end = self._part_bytes + tokens.nbytes
         self._tensors[name] = {
             "dtype": _DTYPES[tokens.dtype],
             "shape": list(tokens.shape),
-            "data_offsets": [self._part_bytes, end],
+            "data_offsets": [start, start + tokens.nbytes],
         }
-        self._part_bytes = end
 
     def _commit(self) -> None:
         """Give the open part its header and its name, then let the manifest speak of it."""
-        if self._spool is not None:
+        if self._tensors:
             header = json.dumps({"__metadata__": self._metadata, **self._tensors}).encode()  # as safetensors has it
             header += b" " * (-len(header) % 8)
             unnamed = self.directory / f".{self._part_name}.tmp"
+            self._spool.truncate(self._part_bytes)
             self._spool.seek(0)
             with unnamed.open("wb") as part:
                 part.write(len(header).to_bytes(8, "little") + header)
                 shutil.copyfileobj(self._spool, part, 2**20)
-            self._spool.close()
             os.replace(unnamed, self.directory / self._part_name)
-            os.unlink(self._spool.name)
-            self._spool, self._tensors, self._part_bytes = None, {}, 0
-            self.num_parts += 1
         self._flush_lines()
+        if self._tensors:
+            self._tensors, self.num_parts = {}, self.num_parts + 1
 
     def _flush_lines(self) -> None:
-        self._manifest.writelines(f"{line}\n" for line in self._lines)
+        text = "".join(f"{line}\n" for line in self._lines).encode()
+        self._manifest.seek(self._manifest_bytes)
+        self._manifest.write(text)
         self._manifest.flush()
-        self._lines.clear()
+        self._lines, self._manifest_bytes = [], self._manifest_bytes + len(text)
 
 
 def error_note(error: Exception) -> dict[str, str]:

@@ -1,11 +1,14 @@
 import json
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 
+import cluster.output
 from cluster.client import Embedding, Outcome
 from cluster.output import OutputWriter, check_directory
 from cluster.sources import Source
@@ -101,6 +104,54 @@ def test_an_interrupt_keeps_what_came_before(tmp_path: Path) -> None:
     assert lines(tmp_path)[0]["id"] == "i0"
     assert tensors(tmp_path, "part-00000.safetensors").keys() == {"i0"}
     assert files(tmp_path) == ["manifest.jsonl", "part-00000.safetensors"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a file just opened, closed by nobody
+def test_an_interrupt_at_any_line_leaves_what_can_be_read(tmp_path: Path) -> None:
+    outcomes = [encoded(4), failed(), encoded(5), encoded(3), failed(), encoded(20)]
+    num_lines = 0
+    while True:
+        out = tmp_path / str(num_lines)
+        out.mkdir()
+        output = writer(out, max_part_bytes=300)
+        if not interrupted_after(num_lines, output, outcomes):
+            break
+        ids = [line["id"] for line in lines(out)]
+        assert ids in ([f"i{number}" for number in range(count)] for count in range(len(outcomes) + 1))
+        parts = {name: tensors(out, name) for name in files(out) if name != "manifest.jsonl"}
+        for line in lines(out):
+            if line["status"] == "ok":
+                assert parts[line["part"]][line["id"]].shape == (line["num_tokens"], 8)
+        num_lines += 1
+    assert num_lines > 100
+    assert [line["id"] for line in lines(out)] == [f"i{number}" for number in range(len(outcomes))]
+
+
+def interrupted_after(num_lines: int, output: OutputWriter, outcomes: list[Outcome]) -> bool:
+    """Write the outcomes, with a KeyboardInterrupt after so many lines of the writer's; False when it had fewer."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal num_lines
+        if frame.f_code.co_filename != cluster.output.__file__:
+            return None
+        if event == "line":
+            num_lines -= 1
+            if num_lines < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    with output:
+        try:
+            sys.settrace(trace)
+            for number, outcome in enumerate(outcomes):
+                output.write(source(f"i{number}"), outcome)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+    return num_lines < 0
 
 
 def test_a_run_without_a_result_leaves_a_manifest_alone(tmp_path: Path) -> None:
