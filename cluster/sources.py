@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,10 @@ from glob import glob, has_magic
 
 from encoder.errors import ConfigError
 from encoder.media import SUFFIXES
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES_OF_REFUSED_IMAGES = frozenset((".heic", ".heif", ".avif", ".jxl", ".jp2"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +31,8 @@ def find_sources(arguments: Sequence[str]) -> list[Source]:
 
     A file is taken as it is, whatever its name. Folders are searched to the bottom and patterns are expanded, both
     in the order of their names; of what they hold, hidden files and files without an image's ending are skipped,
-    unless the pattern itself names the ending. A file that is named twice is encoded twice.
+    unless the pattern itself names the ending; a warning counts those with the ending of a kind of image that is
+    never read. A file that is named twice is encoded twice.
 
     Raises ConfigError when an argument does not exist or matches nothing, a folder cannot be listed, or no image is
     left.
@@ -35,7 +41,16 @@ def find_sources(arguments: Sequence[str]) -> list[Source]:
     if absent:
         more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
         raise ConfigError(f"no such file or folder: {', '.join(absent[:5])}{more}")
-    paths = [path for argument in arguments for path in _files_of(argument)]
+    skipped: list[str] = []
+    paths = [path for argument in arguments for path in _files_of(argument, skipped)]
+    refused = [path for path in skipped if _ending(path) in SUFFIXES_OF_REFUSED_IMAGES]
+    if refused:
+        logger.warning(
+            "skipped %d images of kinds that cannot be read (%s), such as %s; save them as JPEG or PNG",
+            len(refused),
+            " ".join(sorted({_ending(path) for path in refused})),
+            refused[0],
+        )
     if not paths:
         raise ConfigError(
             f"no images in {', '.join(arguments[:5])}: folders are searched for {' '.join(sorted(SUFFIXES))}"
@@ -45,12 +60,25 @@ def find_sources(arguments: Sequence[str]) -> list[Source]:
 
 def _matches(pattern: str) -> list[str]:
     """What a pattern matches, by name; nothing when it is no pattern. `**` crosses folders."""
-    return sorted(glob(pattern, recursive=True)) if has_magic(pattern) else []
+    if not has_magic(pattern):
+        return []
+    matches = sorted(glob(pattern, recursive=True))
+    return _once_each(matches) if "**" in pattern else matches
 
 
-def _files_of(argument: str) -> Iterator[str]:
+def _once_each(paths: Sequence[str]) -> list[str]:
+    """Without those that lead through a linked folder, perhaps around a loop, to where a shorter path leads as well."""
+    nearest: dict[tuple[str, str], str] = {}
+    for path in sorted(paths, key=lambda path: path.count(os.sep)):
+        folder, name = os.path.split(path.rstrip(os.sep))
+        nearest.setdefault((os.path.realpath(folder), name), path)
+    return sorted(nearest.values())
+
+
+def _files_of(argument: str, skipped: list[str]) -> Iterator[str]:
+    """The files of one argument; what is left out for its ending goes to `skipped`."""
     if os.path.isdir(argument):
-        yield from _images_below(argument)
+        yield from _images_below(argument, skipped)
     elif os.path.exists(argument):
         yield argument
     else:
@@ -59,26 +87,33 @@ def _files_of(argument: str) -> Iterator[str]:
         in_folders = "**" in argument  # then a folder's files are matched beside it
         for match in _matches(argument):
             if not os.path.isdir(match):
-                if names_ending or _is_image_name(match):
+                if names_ending or _ending(match) in SUFFIXES:
                     yield match
+                else:
+                    skipped.append(match)
             elif not in_folders:
-                yield from _images_below(match)
+                yield from _images_below(match, skipped)
 
 
-def _images_below(folder: str) -> Iterator[str]:
+def _images_below(folder: str, skipped: list[str]) -> Iterator[str]:
     for parent, folders, files in os.walk(folder, onerror=_cannot_list):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
-            if not name.startswith(".") and _is_image_name(name):
-                yield os.path.join(parent, name)
+            if name.startswith("."):
+                continue
+            path = os.path.join(parent, name)
+            if _ending(name) in SUFFIXES:
+                yield path
+            else:
+                skipped.append(path)
 
 
 def _cannot_list(error: OSError) -> None:
     raise ConfigError(f"cannot list folder {error.filename}: {error.strerror}; leave it out or make it readable")
 
 
-def _is_image_name(path: str) -> bool:
-    return os.path.splitext(path)[1].lower() in SUFFIXES
+def _ending(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
 
 
 def _with_ids(paths: Sequence[str]) -> list[Source]:

@@ -76,6 +76,24 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(folder: Path) -> None:
     assert paths("photo[1].jpg") == ["photo[1].jpg"]
 
 
+def test_a_pattern_that_crosses_folders_follows_no_loop_of_links(folder: Path) -> None:
+    (folder / "sub/deep/up").symlink_to("..")
+    (folder / "linked").symlink_to("raw")
+    assert paths("**/*.gif") == ["sub/deep/d.gif"]
+    assert paths("**") == ["A/f.tiff", "a.PNG", "b.jpg", "sub/c.webp", "sub/deep/d.gif"]
+    assert paths("linked/**/*.dat") == ["linked/g.dat"]
+
+
+def test_images_of_a_kind_that_cannot_be_read_are_skipped_aloud(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("sub/phone.HEIC", "x.avif"):
+        (folder / name).touch()
+    assert "x.avif" not in paths(".")
+    assert caplog.messages == [
+        "skipped 2 images of kinds that cannot be read (.avif .heic), such as ./x.avif; save them as JPEG or PNG"
+    ]
+    assert paths("x.avif") == ["x.avif"]
+
+
 @pytest.mark.usefixtures("folder")
 def test_what_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigError, match=r"no such file or folder: gone\.jpg, \*\.tga"):
