@@ -111,7 +111,12 @@ def _check_config(parsed: argparse.Namespace) -> int:
     from cluster.config import load_config
     from cluster.config_check import describe_config
 
-    print(f"{parsed.file}: {describe_config(load_config(parsed.file))}")
+    config = load_config(parsed.file)  # its errors name the file
+    try:
+        description = describe_config(config)
+    except (ConfigError, WeightsError) as error:
+        raise ConfigError(f"{parsed.file}: {error}") from error
+    print(f"{parsed.file}: {description}")
     return OK
 
 

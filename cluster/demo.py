@@ -31,9 +31,7 @@ def run_demo() -> int:
     folder = Path(tempfile.mkdtemp(prefix="encpool-demo-"))
     pictures, out = folder / "pictures", folder / "embeddings"
     draw_pictures(pictures)
-    print(
-        f"drew {len(DEMO_SIZES)} pictures; starting two CPU workers with a small random MiniCPM-V 2.6 ...", flush=True
-    )
+    print(f"drew {len(DEMO_SIZES)} pictures; two CPU workers with a small random MiniCPM-V 2.6 encode them", flush=True)
     summary = encode_files(find_sources([str(pictures)]), out, parse_config(DEMO_CONFIG, source="demo"))
     lines = [json.loads(line) for line in (out / MANIFEST).read_text().splitlines()]
     print(f"\n{outcome_table(lines)}\n\n{summary}")

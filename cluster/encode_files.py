@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -37,7 +38,9 @@ def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, ov
     directory that is taken, a PoolError when the pool cannot start.
     """
     check_directory(out, overwrite=overwrite)
-    metadata = {"format": "pt", "model": config.worker.encoder.model, "encpool": _version()}
+    num, model = config.num_workers, config.worker.encoder.model
+    print(f"encpool: starting {num} worker{'s' * (num != 1)} with {model} ...", file=sys.stderr, flush=True)
+    metadata = {"format": "pt", "model": model, "encpool": _version()}
     with (
         EncoderPool.start(config) as pool,
         OutputWriter(out, metadata=metadata) as output,
@@ -46,7 +49,7 @@ def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, ov
         outcomes = pool.encode_many(source.path for source in sources)
         for source, outcome in zip(sources, outcomes, strict=True):
             output.write(source, outcome)
-            progress.advance(None if outcome.error is None else f"{source.path}: {outcome.error}")
+            progress.advance(None if outcome.error is None else _naming(source.path, str(outcome.error)))
         elapsed_s, rates = progress.elapsed_s, progress.rates()
     return RunSummary(
         num_items=progress.num_done,
@@ -60,6 +63,10 @@ def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, ov
 def default_num_workers() -> int:
     """One for each GPU of this machine, or one on its CPU."""
     return max(1, torch.cuda.device_count())
+
+
+def _naming(path: str, message: str) -> str:
+    return message if message.startswith(path) else f"{path}: {message}"
 
 
 def _version() -> str:

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from encoder.errors import EncoderPoolError
 
@@ -41,9 +42,9 @@ class EncodeProgress:
         self._stream = stream
         self._now_s = now_s
         self._started_s = self._shown_s = now_s()
-        self._bar = _bar(stream) if stream.isatty() else None
+        self._bar = _bar(stream, _Live(self._live)) if stream.isatty() else None
         self._interval_s = BAR_INTERVAL_S if self._bar else LINE_INTERVAL_S
-        self._task = self._bar.add_task("encoding", total=total, counts="") if self._bar else None
+        self._task = self._bar.add_task("encoding", total=total) if self._bar else None
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -87,13 +88,15 @@ class EncodeProgress:
         with suppress(EncoderPoolError):
             stats = self._stats()
             self._graph_rates = f", hit rate {stats.hit_rate:.0%}, fill {stats.fill:.0%}"
+        return self._live()
+
+    def _live(self) -> str:
+        """Throughput now, and what the pool told last."""
         return f"{self.items_per_s:.1f} items/s{self._graph_rates}"
 
     def _show(self) -> None:
         counts = self.rates()
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, counts=counts)
-        else:
+        if not self._bar:
             self._say(f"{self.num_done}/{self._total} items, {counts}")
 
     def _say(self, line: str) -> None:
@@ -103,12 +106,23 @@ class EncodeProgress:
             print(f"encpool: {line}", file=self._stream, flush=True)
 
 
-def _bar(stream: TextIO) -> Progress:
+class _Live(ProgressColumn):
+    """A text that is asked for whenever the bar is drawn."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        super().__init__()
+        self._text = text
+
+    def render(self, _: Task) -> Text:
+        return Text(self._text())
+
+
+def _bar(stream: TextIO, counts: ProgressColumn) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[counts]}"),
+        counts,
         TimeRemainingColumn(),
         console=Console(file=stream),
     )
