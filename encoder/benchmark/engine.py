@@ -18,6 +18,7 @@ from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
 from encoder.benchmark.measure import DeviceTimer, matmul_peak, percentile, wall_seconds
+from encoder.benchmark.preparation import Preparation, measure_preparation
 from encoder.benchmark.workloads import Workload, make_workloads, useful_flops
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
@@ -62,6 +63,7 @@ class Report:
     capture_gib: float
     num_graphs: int
     cosines: dict[str, tuple[float, float]]  # least and median over tokens, against float32
+    preparation: Preparation
     repeats: int
     rows: list[Row]
 
@@ -124,6 +126,7 @@ def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5) -
         capture_gib=capture.num_bytes / 2**30,
         num_graphs=capture.num_graphs,
         cosines=cosines,
+        preparation=measure_preparation(adapter),
         repeats=repeats,
         rows=rows,
     )

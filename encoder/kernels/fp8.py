@@ -55,13 +55,13 @@ class Linear8:
         )
 
 
-def quantise_rows(x_PD: torch.Tensor, *, gelu: bool = False) -> Rows8:
-    """Rows in e4m3, after GELU (tanh form) if asked for, in one pass over memory."""
+def quantise_rows(x_PD: torch.Tensor, *, gelu: bool = False, mean_D: torch.Tensor | None = None) -> Rows8:
+    """Rows in e4m3 in one pass over memory; first GELU (tanh form) if asked for, then less `mean_D` (float32)."""
     if runs_on_triton(x_PD):
         from encoder.kernels.triton_fp8 import launch_quantise
 
-        return Rows8(*launch_quantise(x_PD, gelu=gelu))
-    return quantise_rows_reference(x_PD, gelu=gelu)
+        return Rows8(*launch_quantise(x_PD, gelu=gelu, mean_D=mean_D))
+    return quantise_rows_reference(x_PD, gelu=gelu, mean_D=mean_D)
 
 
 def add_layer_norm_8(
@@ -82,8 +82,10 @@ def add_layer_norm_8(
     return total_PD, quantise_rows_reference(normed_PD)
 
 
-def quantise_rows_reference(x_PD: torch.Tensor, *, gelu: bool = False) -> Rows8:
+def quantise_rows_reference(x_PD: torch.Tensor, *, gelu: bool = False, mean_D: torch.Tensor | None = None) -> Rows8:
     """Twin of `quantise_rows`."""
     x_PD = F.gelu(x_PD.float(), approximate="tanh") if gelu else x_PD.float()
+    if mean_D is not None:
+        x_PD = x_PD - mean_D
     scale_P1 = x_PD.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / LARGEST
     return Rows8((x_PD / scale_P1).clamp(-LARGEST, LARGEST).to(E4M3), scale_P1)

@@ -12,15 +12,18 @@ from encoder.kernels.triton_norms import num_warps_for
 from encoder.kernels.triton_widths import split_width
 
 
-def launch_quantise(x_PD: torch.Tensor, *, gelu: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def launch_quantise(
+    x_PD: torch.Tensor, *, gelu: bool, mean_D: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     assert x_PD.is_contiguous()
     num_rows, width = x_PD.shape
     values_PD = torch.empty(x_PD.shape, dtype=torch.float8_e4m3fn, device=x_PD.device)
     scale_P1 = torch.empty(num_rows, 1, dtype=torch.float32, device=x_PD.device)
     if num_rows:
         _quantise_kernel[(num_rows,)](
-            x_PD, values_PD, scale_P1, WIDTH=width, **split_width(width), GELU=gelu, num_warps=num_warps_for(width)
-        )
+            x_PD, values_PD, scale_P1, scale_P1 if mean_D is None else mean_D, WIDTH=width, **split_width(width),
+            GELU=gelu, CENTRE=mean_D is not None, num_warps=4 if width > 1536 else 2,
+        )  # fmt: skip
     return values_PD, scale_P1
 
 
@@ -60,8 +63,9 @@ def _store_8(values_ptr, place, inside, x, inverse):
 
 @triton.jit
 def _quantise_kernel(
-    x_ptr, values_ptr, scale_ptr, WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, GELU: tl.constexpr
-):
+    x_ptr, values_ptr, scale_ptr, mean_ptr,
+    WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, GELU: tl.constexpr, CENTRE: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEAD)
     tail = HEAD + tl.arange(0, TAIL if TAIL > 0 else 1)  # an empty tail lies beyond the row
@@ -73,6 +77,9 @@ def _quantise_kernel(
     if GELU:
         x0 = _gelu(x0)
         x1 = _gelu(x1)
+    if CENTRE:
+        x0 -= tl.load(mean_ptr + head, mask=in_head, other=0)
+        x1 -= tl.load(mean_ptr + tail, mask=in_tail, other=0)
     largest = tl.maximum(tl.maximum(tl.max(tl.abs(x0), 0), tl.max(tl.abs(x1), 0)), 1e-12)
     tl.store(scale_ptr + row, largest / 448.0)
     _store_8(values_ptr, start + head, in_head, x0, 448.0 / largest)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from encoder.arena import ArenaLayout
 from encoder.attention import (
     cross_attention,
     dense_cross_attention,
@@ -16,12 +17,16 @@ from encoder.attention import (
     self_attention,
 )
 from encoder.config import Precision
+from encoder.pictures import draw_picture
 from encoder.towers.resampler import Resampler
 from encoder.towers.siglip import SiglipTower
 from encoder.types import AxisKeys, Capacity
 
 if TYPE_CHECKING:
     from encoder.adapters.minicpmv import MiniCPMV
+
+
+CALIBRATION_SIZES = ((640, 480), (480, 800), (448, 448), (1200, 400))
 
 
 class MiniCPMVModel:
@@ -38,10 +43,25 @@ class MiniCPMVModel:
         precision: Precision,
     ) -> None:
         """`rectangles` maps a layout key to (rows, columns, exact)."""
-        self.tower = SiglipTower(adapter, weights, device, dtype, precision)
+        self.tower = SiglipTower(adapter, weights, device, dtype)
         self.resampler = Resampler(weights, device, dtype)
         self.backend = backend
         self._rectangles = rectangles
+        if precision == "fp8":
+            self._quantise(adapter, device)
+
+    def _quantise(self, adapter: MiniCPMV, device: torch.device) -> None:
+        """Calibrate the tower's fp8 layers on drawn pictures of common shapes."""
+        pictures = [draw_picture(width, height, seed) for seed, (width, height) in enumerate(CALIBRATION_SIZES)]
+        segments = [segment for picture in pictures for segment in adapter.prepare(picture)]
+        axis_keys, capacity = adapter.exact([segment.shape for segment in segments])
+        layout = ArenaLayout.of(adapter.inputs(axis_keys, capacity))
+        block = torch.zeros(layout.num_bytes, dtype=torch.uint8)
+        adapter.fill(layout.arrays(block), segments, axis_keys, capacity)
+        inputs = layout.views(block.to(device))
+        tower = self.tower
+        attend = self_attention(self.backend, inputs["cu_seqlens"], tower.num_heads, tower.head_width, capacity.longest)
+        tower.quantise(inputs["pixels"], inputs["position_ids"], attend)
 
     def reserve(self, longest: int) -> None:
         """Grow the resampler's tables to the coordinates of such segments."""

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from encoder.attention import SelfAttention
-from encoder.config import Precision
 from encoder.kernels.elementwise import patches_to_pixels
 from encoder.towers.packed_vit import Block, Norm, run_blocks
-from encoder.towers.packed_vit_fp8 import Block8, run_blocks_8
+from encoder.towers.packed_vit_fp8 import Block8, quantise_blocks, run_blocks_8
 
 ALIGNED = 8
 """Patch rows are padded to a multiple of this many numbers, so that GEMMs read whole 16-byte words."""
@@ -64,7 +63,6 @@ class SiglipTower:
         weights: Mapping[str, Tensor],
         device: torch.device,
         dtype: torch.dtype,
-        precision: Precision = "native",
     ) -> None:
         self.num_heads, self.head_width = sizes.num_heads, sizes.width // sizes.num_heads
         self.eps = sizes.layer_norm_eps
@@ -99,18 +97,24 @@ class SiglipTower:
             )
             for layer in map("vpm.encoder.layers.{}".format, range(sizes.num_layers - sizes.drop_last_layer))
         ]
-        self.blocks_8: list[Block8] | None = None
-        if precision == "fp8":
-            self.blocks_8 = [Block8.of(block) for block in self.blocks]
-            self.blocks = []
+        self._blocks_8: list[Block8] | None = None
+
+    def quantise(self, pixels_PC: Tensor, position_ids_P: Tensor, attend: SelfAttention) -> None:
+        """Turn the GEMMs of the layers to fp8, calibrated on these patches."""
+        x_PD = self._embed(pixels_PC) + self.positions[position_ids_P]
+        self._blocks_8 = quantise_blocks(x_PD, self.blocks, self.eps, attend)
+        self.blocks = []
 
     def forward(self, pixels_PC: Tensor, position_ids_P: Tensor, attend: SelfAttention) -> Tensor:
         """uint8 patch rows in the order (y, x, channel) to features `[P, D]`."""
-        x_PC = patches_to_pixels(pixels_PC, width=self.patch_weight.shape[1], dtype=self.patch_weight.dtype)
-        x_PD = F.linear(x_PC, self.patch_weight, self.patch_bias)
-        if self.blocks_8 is not None:
-            return run_blocks_8(x_PD, self.positions, position_ids_P, self.blocks_8, self.post_norm, self.eps, attend)
+        x_PD = self._embed(pixels_PC)
+        if self._blocks_8 is not None:
+            return run_blocks_8(x_PD, self.positions, position_ids_P, self._blocks_8, self.post_norm, self.eps, attend)
         return run_blocks(x_PD, self.positions, position_ids_P, self.blocks, self.post_norm, self.eps, attend)
+
+    def _embed(self, pixels_PC: Tensor) -> Tensor:
+        x_PC = patches_to_pixels(pixels_PC, width=self.patch_weight.shape[1], dtype=self.patch_weight.dtype)
+        return F.linear(x_PC, self.patch_weight, self.patch_bias)
 
 
 def fold_pixels(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ def test_quantised_rows_equal_the_twin(width: int, gelu: bool) -> None:
     x[1000:] = float("nan")
     ours, twin = quantise_rows(x, gelu=gelu), quantise_rows_reference(x, gelu=gelu)
     assert torch.allclose(ours.scale_P1[:1000], twin.scale_P1[:1000], rtol=1e-5)
-    different = restored(ours)[:1000] != restored(twin)[:1000]
+    different = ours.values_PD[:1000].float() != twin.values_PD[:1000].float()
     assert different.float().mean() < 0.02  # where rounding was on the edge
     assert torch.allclose(restored(ours)[:1000], restored(twin)[:1000], rtol=0.13, atol=1e-5)
 
@@ -60,6 +60,6 @@ def test_fp8_tokens_replayed_equal_eager_and_are_near_float32() -> None:
     ).encode(segments)
     for ours, plain, wanted in zip(replayed, eager, exact, strict=True):
         assert (ours.float() - plain.float()).norm() / plain.float().norm() < 2e-2
-        assert F.cosine_similarity(ours.float(), wanted, dim=1).min() > 0.99
+        assert F.cosine_similarity(ours.float(), wanted, dim=1).min() > 0.998
     assert runner.encoder_id == "random-minicpmv-2.6@bfloat16+fp8"
     assert runner.stats.hits == len(segments)
