@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
@@ -36,6 +37,10 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
     token_budgets: tuple[int, ...] | dict[str, tuple[int, ...]] | None = None
     """Output rows a graph has room for, one graph a budget; per layout when given as a map. None: inferred."""
 
+    traffic: dict[int, float] | None = None
+    """Tokens of an item, and how often such items come (any unit): token budgets are chosen for them where none are
+    named. `encpool plan` prints it from a trace. For encoders with one combination of axis keys."""
+
     max_segments_per_graph: int | None = Field(default=None, ge=1)
     """Most segments in one replay. None: as many as the token budget holds."""
 
@@ -53,6 +58,13 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
 
     eager_patches: int = Field(default=16_384, ge=1)
     """Patches that one eager run may join; a longer segment still runs, alone."""
+
+    @field_validator("traffic")
+    @classmethod
+    def _traffic_counts(cls, value: dict[int, float] | None) -> dict[int, float] | None:
+        if value is not None and not (value and all(t >= 1 and 0 < w < math.inf for t, w in value.items())):
+            raise ValueError("map positive numbers of tokens to positive weights")
+        return value
 
     @field_validator("token_budgets", mode="before")
     @classmethod
