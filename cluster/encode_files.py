@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -43,6 +46,7 @@ def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, ov
     metadata = {"format": "pt", "model": model, "encpool": _version()}
     with (
         EncoderPool.start(config) as pool,
+        _sigterm_as_interrupt(),
         OutputWriter(out, metadata=metadata) as output,
         EncodeProgress(len(sources), pool.stats) as progress,
     ):
@@ -63,6 +67,19 @@ def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, ov
 def default_num_workers() -> int:
     """One for each GPU of this machine, or one on its CPU."""
     return max(1, torch.cuda.device_count())
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, in the main thread; Ray, once started, answers it with an abort."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _naming(path: str, message: str) -> str:
