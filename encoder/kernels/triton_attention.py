@@ -2,7 +2,8 @@
 
 One program serves one block of queries of one head of one segment. It finds its segment itself, from a cumulative
 sum over the segments' numbers of blocks; the grid holds the most blocks that any boundaries can need. This serves
-GPUs other than Hopper; masking only the last block of keys, and narrowing it, did not pay here.
+GPUs other than Hopper. Every block of keys is masked: with a narrower last block of its own, Triton 3.6 made code for
+split widths that left its shared memory.
 """
 
 # Shapes: P rows (patches), S segments, H heads, K head width, E = H x K.
