@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +21,14 @@ import numpy as np
 from cluster.config import PoolConfig
 from cluster.transport import Transport
 from encoder.adapters.base import EncoderAdapter
-from encoder.errors import BadMediaError, EncoderPoolError, MediaTooLargeError, PoisonItemError, PoolClosedError
+from encoder.errors import (
+    BadMediaError,
+    EncoderPoolError,
+    ItemError,
+    MediaTooLargeError,
+    PoisonItemError,
+    PoolClosedError,
+)
 from encoder.media import MediaHeader, probe_header
 from encoder.types import ItemShape
 
@@ -68,6 +77,8 @@ class Client:
         self.transport = transport
         self.num_workers = num_workers
         self.closed = False
+        self._lock = threading.Lock()
+        self._trials: set[str] = set()  # workers with an item on board that was on a dying worker
         self._poison: set[bytes] = set()  # digests of items that were on too many dying workers
 
     def encode(self, source: Source, *, timeout_s: float | None = None) -> Embedding:
@@ -105,14 +116,36 @@ class Client:
         data = read_source(source, limits.max_bytes)
         header = probe_header(data, max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
         encoded = np.frombuffer(data, dtype=np.uint8)
+        self.refuse_poison(encoded)
+        return encoded, header, self.adapter.probe(header)
+
+    def begin_trial(self, worker_id: str) -> bool:
+        """Whether an item that was on a dying worker may go to this one: only when no other such item is there."""
+        with self._lock:
+            if worker_id in self._trials:
+                return False
+            self._trials.add(worker_id)
+            return True
+
+    def end_trial(self, worker_id: str) -> None:
+        """The item is no longer there."""
+        with self._lock:
+            self._trials.discard(worker_id)
+
+    def refuse_poison(self, encoded: np.ndarray) -> None:
+        """Raises PoisonItemError for content that is in quarantine."""
         if self._poison and digest(encoded) in self._poison:
             raise PoisonItemError(f"item {digest(encoded).hex()} is quarantined: workers died of it before")
-        return encoded, header, self.adapter.probe(header)
 
     def quarantine(self, encoded: np.ndarray) -> str:
         """Refuse this content from now on; returns its digest."""
         self._poison.add(digest(encoded))
         return digest(encoded).hex()
+
+    @property
+    def num_poison(self) -> int:
+        """How much content is in quarantine."""
+        return len(self._poison)
 
 
 def read_source(source: Source, max_bytes: int) -> bytes:
@@ -121,19 +154,24 @@ def read_source(source: Source, max_bytes: int) -> bytes:
         return source
     if isinstance(source, bytearray | memoryview):
         return bytes(source)
-    path = Path(source)
     try:
-        num_bytes = path.stat().st_size
-        if num_bytes > max_bytes:
+        path = Path(source)
+        status = path.stat()
+        if not S_ISREG(status.st_mode):  # a pipe or a device may have no end
+            raise BadMediaError(f"{path} cannot be read: it is a folder, a pipe or a device; name a file")
+        if status.st_size > max_bytes:
             raise MediaTooLargeError(
-                f"{path} has {num_bytes} bytes, the limit is {max_bytes}; send it smaller or raise encoder.max_bytes"
+                f"{path} has {status.st_size} bytes, the limit is {max_bytes}; "
+                f"send it smaller or raise encoder.max_bytes"
             )
         return path.read_bytes()
+    except ItemError:
+        raise
+    except TypeError as error:
+        raise BadMediaError(f"a source is a path or a file's bytes, got a {type(source).__name__}") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        if isinstance(error, MediaTooLargeError):
-            raise
         reason = getattr(error, "strerror", None) or str(error)
-        raise BadMediaError(f"{path} cannot be read: {reason}") from error
+        raise BadMediaError(f"{source} cannot be read: {reason}") from error
 
 
 def digest(encoded: np.ndarray) -> bytes:

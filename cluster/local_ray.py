@@ -6,10 +6,13 @@ import logging
 import math
 import os
 import secrets
+import socket
+import threading
 
 import ray
 
 from cluster.config import PoolConfig
+from encoder.errors import WorkerStartError
 
 logger = logging.getLogger(__name__)
 
@@ -18,14 +21,32 @@ _TOKEN = secrets.token_hex(32)  # one a process: Ray keeps the first that it see
 
 
 class OwnRay:
-    """A connection that this process made, and must end."""
+    """A connection that this process made. Its pools share it; the last to leave ends it."""
 
     def __init__(self, restore: dict[str, str | None]) -> None:
         """`restore`: environment variables as they were before."""
         self._restore = restore
+        self._num_users = 0
+
+    def join(self) -> OwnRay:
+        """Count one user more."""
+        global _own
+        _own = self
+        self._num_users += 1
+        return self
 
     def shutdown(self) -> None:
-        """End the connection, and with it a local cluster."""
+        """One user less; without any, end the connection, and with it a local cluster."""
+        global _own
+        with _lock:
+            self._num_users -= 1
+            if self._num_users > 0:
+                return
+            _own = None
+            self.end()
+
+    def end(self) -> None:
+        """Disconnect, whoever uses it."""
         ray.shutdown()
         for name, value in self._restore.items():
             if value is None:
@@ -34,13 +55,32 @@ class OwnRay:
                 os.environ[name] = value
 
 
+CONNECT_TIMEOUT_S = 5.0
+
+_lock = threading.Lock()  # Ray has one connection a process, and starts or ends it in one thread
+_own: OwnRay | None = None
+
+
 def connect(config: PoolConfig) -> OwnRay | None:
-    """Connect to Ray unless this process is connected; None when it is, and the connection is somebody else's."""
-    if ray.is_initialized():
-        return None
+    """Connect to Ray unless this process is connected; None when it is, and the connection is somebody else's.
+
+    Raises WorkerStartError when Ray does not answer, or does not start.
+    """
+    with _lock:
+        if ray.is_initialized():
+            return None if _own is None else _own.join()
+        return _connect(config).join()
+
+
+def _connect(config: PoolConfig) -> OwnRay:
     address = config.ray_address or os.environ.get("RAY_ADDRESS")
     if address:  # its authentication is the user's affair
-        ray.init(address=address, namespace="encpool", logging_level=logging.WARNING)
+        _reach(address)
+        try:
+            ray.init(address=address, namespace="encpool", logging_level=logging.WARNING)
+        except (ValueError, RuntimeError, OSError) as error:
+            ray.shutdown()
+            raise WorkerStartError(f"no Ray cluster at {address!r}: {error}; start one, or leave it out") from error
         return OwnRay({})
     restore = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
     if not any(restore.values()) and "RAY_AUTH_TOKEN_PATH" not in os.environ:
@@ -58,6 +98,17 @@ def connect(config: PoolConfig) -> OwnRay | None:
             logging_level=logging.WARNING,
         )
     except BaseException:
-        OwnRay(restore).shutdown()
+        OwnRay(restore).end()
         raise
     return OwnRay(restore)
+
+
+def _reach(address: str) -> None:
+    """Raises WorkerStartError when nobody listens at `host:port`: Ray itself would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or "/" in host:
+        return  # "auto", a local cluster's address file, Ray's client protocol
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise WorkerStartError(f"no Ray cluster at {address!r}: {error}; start one, or leave it out") from error

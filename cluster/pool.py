@@ -14,18 +14,18 @@ from types import TracebackType
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from cluster import local_ray
 from cluster.client import Client, Embedding, Outcome, Source
 from cluster.config import PoolConfig
 from cluster.router import Member, RouterActor
-from cluster.transport import RayTransport
+from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
-from encoder.errors import PoolClosedError, WorkerStartError
+from encoder.errors import ConfigError, EncoderPoolError, WeightsError, WorkerLostError, WorkerStartError
 from workers.actor import worker_actor_class
 from workers.config import WorkerConfig
-from workers.messages import WorkerReport, WorkerState
+from workers.messages import ErrorNote, WorkerReport, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +82,13 @@ class PoolStats:
 class EncoderPool:
     """A running pool. `start` makes one; a `with` block closes it."""
 
-    def __init__(self, config: PoolConfig, router: Any, workers: dict[str, Any], client: Client) -> None:
+    def __init__(self, config: PoolConfig, router: Any, workers: dict[str, Any], client: Client, gate: Gate) -> None:
         """See `start`."""
         self.config = config
         self._router = router
         self._workers = workers  # actor handles by worker id
         self._client = client
+        self._gate = gate
         self._ray: local_ray.OwnRay | None = None
 
     @classmethod
@@ -99,8 +100,9 @@ class EncoderPool:
 
         Raises:
             ConfigError: no such model, or a layout that cannot work.
-            WorkerStartError: resources that the cluster does not have, a worker that could not load, capture or answer
-                its probe, or that did not within `start_timeout_s`.
+            WeightsError: a checkpoint that lacks tensors or has others.
+            WorkerStartError: no Ray at the address, resources that the cluster does not have, a worker that could not
+                load, capture or answer its probe, or that did not within `start_timeout_s`.
         """
         started_s = time.monotonic()
         adapter = load_adapter(config.worker.encoder)  # fails in milliseconds for what no worker could load
@@ -122,7 +124,7 @@ class EncoderPool:
             workers: dict[str, Any] = {}
             transport = RayTransport(router, workers.__getitem__, timeout_s=ROUTER_TIMEOUT_S)
             client = Client(config, adapter, transport, num_workers=lambda: len(workers))
-            pool = cls(config, router, workers, client)
+            pool = cls(config, router, workers, client, transport.gate)
             pool._ray = own
             for number in range(config.num_workers):
                 worker_id = f"worker-{number}"
@@ -153,41 +155,45 @@ class EncoderPool:
         return self._client.encode_many(sources, timeout_s=timeout_s)
 
     def members(self) -> list[Member]:
-        """The workers as the router knows them."""
-        self._check_open()
+        """The workers as the router knows them. Raises WorkerLostError when it does not answer, PoolClosedError."""
         until_s = time.monotonic() + ROUTER_TIMEOUT_S
         while True:
             try:
-                members: list[Member] = ray.get(self._router.members.remote(), timeout=ROUTER_TIMEOUT_S)
+                with self._gate:
+                    members: list[Member] = ray.get(self._router.members.remote(), timeout=ROUTER_TIMEOUT_S)
                 return members
-            except ActorUnavailableError:  # it restarts
+            except (RayActorError, GetTimeoutError) as error:  # it restarts, or is stuck
                 if time.monotonic() > until_s:
-                    raise
+                    raise WorkerLostError(f"the router does not answer ({type(error).__name__})") from error
                 time.sleep(POLL_S)
 
     def stats(self) -> PoolStats:
-        """Counts of every worker that answers within two seconds."""
+        """Counts of every worker that answers within two seconds. Raises as `members` does."""
         members = self.members()
-        calls = [worker.report.remote() for worker in self._workers.values()]
-        done, _ = ray.wait(calls, num_returns=len(calls), timeout=REPORT_TIMEOUT_S)
         reports = []
-        for call in done:
-            try:
-                reports.append(ray.get(call, timeout=REPORT_TIMEOUT_S))
-            except RayError as error:
-                logger.info("a worker does not report: %s", type(error).__name__)
+        with self._gate:
+            calls = [worker.report.remote() for worker in self._workers.values()]
+            done, _ = ray.wait(calls, num_returns=len(calls), timeout=REPORT_TIMEOUT_S)
+            for call in done:
+                try:
+                    reports.append(ray.get(call, timeout=REPORT_TIMEOUT_S))
+                except RayError as error:
+                    logger.info("a worker does not report: %s", type(error).__name__)
         return PoolStats(num_workers=len(self._workers), members=tuple(members), reports=tuple(reports))
 
     def close(self) -> None:
-        """End every actor, and Ray itself when the pool started it. Work under way is lost."""
-        if self._client.closed:
-            return
+        """End every actor, and Ray itself with the last pool that needs it. Work under way raises PoolClosedError."""
         self._client.closed = True
-        if ray.is_initialized():
-            for actor in [*self._workers.values(), self._router]:
-                ray.kill(actor)
-        if self._ray is not None:
-            self._ray.shutdown()
+        if not self._gate.close():
+            return
+        try:
+            if ray.is_initialized():
+                for actor in [*self._workers.values(), self._router]:
+                    ray.kill(actor)
+                self._gate.wait_empty(ROUTER_TIMEOUT_S)  # the calls of other threads end with their actors
+        finally:
+            if self._ray is not None:
+                self._ray.shutdown()
 
     def __enter__(self) -> EncoderPool:
         return self
@@ -196,10 +202,6 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _check_open(self) -> None:
-        if self._client.closed:
-            raise PoolClosedError("the pool is closed")
 
     def _wait_ready(self, until_s: float) -> None:
         pings = {worker.ping.remote(): worker_id for worker_id, worker in self._workers.items()}
@@ -216,15 +218,13 @@ class EncoderPool:
                     raise WorkerStartError(f"{worker_id} could not start its process: {error}") from error
             try:
                 members = {member.worker_id: member for member in self.members()}
-            except GetTimeoutError:
-                continue
-            except RayActorError as error:
+            except WorkerLostError as error:
+                if isinstance(error.__cause__, GetTimeoutError):  # it still loads
+                    continue
                 raise WorkerStartError(f"the router could not start: {error}") from error
             for member in members.values():
                 if member.error is not None:
-                    raise WorkerStartError(
-                        f"{member.worker_id} could not start: {member.error.name}: {member.error.message}"
-                    )
+                    raise _start_error(member.worker_id, member.error)
             if not pings:
                 time.sleep(POLL_S)
         check_gpus_differ(members.values())
@@ -244,6 +244,13 @@ class EncoderPool:
             f"after {self.config.start_timeout_s:g} s {' and '.join(parts) or 'not all workers are ready'}; "
             f"free the resources, or raise start_timeout_s"
         )
+
+
+def _start_error(worker_id: str, note: ErrorNote) -> EncoderPoolError:
+    """What a worker says of its start: the user's mistakes keep their type."""
+    error = note.to_error()
+    kind = type(error) if isinstance(error, ConfigError | WeightsError) else WorkerStartError
+    return kind(f"{worker_id} could not start: {note.name}: {note.message}")
 
 
 def place(config: PoolConfig) -> WorkerConfig:

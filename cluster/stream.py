@@ -13,7 +13,7 @@ import itertools
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 READ_SLICE_S = 0.02  # reading pauses this often to look after calls
 MIN_RETRY_S, MAX_RETRY_S = 0.01, 0.5
+TRIAL_RETRY_S = 0.05
 LONGEST_WAIT_S = 1.0
 
 
@@ -70,6 +71,7 @@ class Call:
     incarnation: str
     items: list[Item]
     sent_s: float
+    is_trial: bool  # its one item was on a dying worker
 
 
 class Stream:
@@ -82,6 +84,7 @@ class Stream:
         self._sources = enumerate(sources)
         self._timeout_s = timeout_s
         self._exhausted = False
+        self._broken: Exception | None = None  # what the caller's iterator raised
         self._num_read = 0
         self._next_out = 0
         self._waiting: deque[Item] = deque()
@@ -89,6 +92,8 @@ class Stream:
         self._calls: dict[Any, Call] = {}
         self._done: dict[int, Outcome] = {}
         self._open_bytes = 0
+        self._progress_s = time.monotonic()  # when this stream last got on
+        self._num_poison = client.num_poison
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count()
 
@@ -106,6 +111,8 @@ class Stream:
                 self._next_out += 1
                 yield outcome
             if self._exhausted and self._next_out == self._num_read:
+                if self._broken is not None:
+                    raise self._broken
                 return
             if self._client.closed:
                 raise PoolClosedError("the pool was closed while items were under way")
@@ -116,9 +123,8 @@ class Stream:
             return
         for call in self._calls.values():
             self._transport.cancel(call.worker_id, call.call_id)
-        unused = [item.lease.lease_id for queue in self._leased.values() for item in queue if item.lease]
-        if unused:
-            self._transport.release(unused)
+            self._end_trial(call)
+        self._give_back([item for queue in self._leased.values() for item in queue])
         self._calls.clear()
         self._leased.clear()
         self._waiting.clear()
@@ -140,6 +146,9 @@ class Stream:
             except StopIteration:
                 self._exhausted = True
                 return
+            except Exception as error:  # the caller's own; what was read before it comes out first
+                self._exhausted, self._broken = True, error
+                return
             self._num_read += 1
             now_s = time.monotonic()
             try:
@@ -157,6 +166,7 @@ class Stream:
         """Ask for as many leases as the free call slots can carry."""
         now_s = time.monotonic()
         self._drop_overdue(now_s)
+        self._drop_poison()
         per_call = self._config.items_per_call
         num_leased = sum(len(queue) for queue in self._leased.values())
         num_slots = self._config.calls_per_worker * max(1, self._client.num_workers()) - len(self._calls)
@@ -170,10 +180,14 @@ class Stream:
         taken: set[Item] = set()
         for item, answer in zip(ripe, answers, strict=True):
             if isinstance(answer, Lease):
-                item.lease, item.refused_s = answer, None
+                item.lease = answer
+                if item.deaths and not self._client.begin_trial(answer.worker_id):
+                    self._transport.release([answer.lease_id])
+                    item.not_before_s = time.monotonic() + TRIAL_RETRY_S
+                    continue
                 self._leased.setdefault(answer.worker_id, deque()).append(item)
                 taken.add(item)
-            elif self._refused(item, answer, time.monotonic()):
+            elif self._refused(item, answer, time.monotonic(), behind_own=bool(taken or self._calls)):
                 taken.add(item)
         self._waiting = deque(item for item in self._waiting if item not in taken)
 
@@ -183,11 +197,40 @@ class Stream:
             self._waiting.remove(item)
             self._fail(item, DeadlineError(f"its deadline of {self._timeout_s:g} s passed before it ran"))
 
-    def _refused(self, item: Item, refusal: Refusal, now_s: float) -> bool:
-        """Let an item come back later; True when it has waited too long and failed."""
+    def _drop_poison(self) -> None:
+        """Look again at what waits whenever more content is in quarantine: copies of it may be here."""
+        if self._num_poison == self._client.num_poison:
+            return
+        self._num_poison = self._client.num_poison
+        for queue in (self._waiting, *self._leased.values()):
+            for item in list(queue):
+                try:
+                    self._client.refuse_poison(item.encoded)
+                except PoisonItemError as error:
+                    queue.remove(item)
+                    if queue is not self._waiting:
+                        self._give_back([item])
+                    self._fail(item, error)
+
+    def _give_back(self, items: Sequence[Item]) -> None:
+        """Leased items will not be sent."""
+        leases = [item.lease for item in items if item.lease is not None]
+        if leases:
+            self._transport.release([lease.lease_id for lease in leases])
+        for item, lease in zip(items, leases, strict=True):
+            if item.deaths:
+                self._client.end_trial(lease.worker_id)
+
+    def _refused(self, item: Item, refusal: Refusal, now_s: float, *, behind_own: bool = False) -> bool:
+        """Let an item come back later; True when it has waited too long and failed.
+
+        While others of this stream get on, and `behind_own` calls, which have a limit of their own, it may wait.
+        """
         if item.refused_s is None:
             item.refused_s = now_s
-        waited_s = now_s - item.refused_s
+        if behind_own:
+            self._progress_s = now_s
+        waited_s = now_s - max(item.refused_s, self._progress_s)
         limit_s = self._config.saturated_timeout_s if refusal.saturated else self._config.recovery_timeout_s
         if waited_s >= limit_s:
             kind = PoolSaturatedError if refusal.saturated else WorkerLostError
@@ -201,21 +244,14 @@ class Stream:
     def _send(self) -> None:
         """Fill the free call slots of each worker.
 
-        An item that was on a dying worker goes in a call of its own, one such call a worker at a time: should it kill
-        this one too, nobody else is blamed.
+        An item that was on a dying worker goes in a call of its own, and no other such item of any stream is there:
+        should it kill this one too, nobody else is blamed.
         """
         calls_by_worker = Counter(call.worker_id for call in self._calls.values())
-        trials = {call.worker_id for call in self._calls.values() if call.items[0].deaths}
         for worker_id, queue in self._leased.items():
             while queue and calls_by_worker[worker_id] < self._config.calls_per_worker:
                 suspects = [item for item in queue if item.deaths]
-                if suspects and worker_id not in trials:
-                    items = suspects[:1]
-                    trials.add(worker_id)
-                else:
-                    items = [item for item in queue if not item.deaths][: self._config.items_per_call]
-                if not items:
-                    break
+                items = suspects[:1] or list(queue)[: self._config.items_per_call]
                 for item in items:
                     queue.remove(item)
                 self._start_call(worker_id, items)
@@ -226,8 +262,15 @@ class Stream:
         call_id = f"{self._name}-{next(self._numbers)}"
         batch = EncodeBatch(call_id=call_id, items=tuple(_to_wire(item, now_s) for item in items))
         assert items[0].lease is not None
-        call = Call(call_id, worker_id, items[0].lease.incarnation, items, now_s)
-        self._calls[self._transport.start(worker_id, batch)] = call
+        call = Call(call_id, worker_id, items[0].lease.incarnation, items, now_s, is_trial=items[0].deaths > 0)
+        try:
+            self._calls[self._transport.start(worker_id, batch)] = call
+        except PoolSaturatedError as error:
+            self._give_back(items)
+            again = Refusal(saturated=True, retry_ms=MAX_RETRY_S * 1e3, message=str(error))
+            self._waiting.extendleft(
+                item for item in reversed(items) if not self._refused(item, again, now_s, behind_own=bool(self._calls))
+            )
 
     # --- collect -------------------------------------------------------------------------------------------------
 
@@ -251,12 +294,18 @@ class Stream:
                     self._fail(item, error)
             else:
                 self._settle(call, result)
+            self._end_trial(call)  # only now: the router has heard of a death before another item tries
         now_s = time.monotonic()
         overdue = [ref for ref, call in self._calls.items() if now_s - call.sent_s > self._config.call_timeout_s]
         for ref in overdue:
             call = self._calls.pop(ref)
             self._transport.cancel(call.worker_id, call.call_id)
             self._bury(call, f"no answer within {self._config.call_timeout_s:g} s")
+            self._end_trial(call)
+
+    def _end_trial(self, call: Call) -> None:
+        if call.is_trial:
+            self._client.end_trial(call.worker_id)
 
     def _idle_s(self) -> float:
         """How long there is nothing to do but wait for a call."""
@@ -273,6 +322,7 @@ class Stream:
         offsets = result.offsets
         for number, (item, answer) in enumerate(zip(call.items, result.items, strict=True)):
             if answer.error is None:
+                self._progress_s = now_s
                 words_TE = result.tokens_TE[offsets[number] : offsets[number + 1]]
                 self._finish(item, answer, words_TE, result, (now_s - call.sent_s) * 1e3)
                 continue
@@ -293,10 +343,13 @@ class Stream:
         self._transport.suspect(call.incarnation)
         for item in call.items:
             self._blame(item, call, reason)
-        self._retry_elsewhere(list(self._leased.pop(call.worker_id, ())))  # these never got there
+        unsent = list(self._leased.pop(call.worker_id, ()))
+        self._give_back(unsent)
+        self._retry_elsewhere(unsent)
 
     def _blame(self, item: Item, call: Call, reason: str) -> None:
         item.deaths += 1
+        item.refused_s = None
         if item.deaths < self._config.poison_after:
             self._retry_elsewhere([item])
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from cluster.router import LeaseRequest
 from cluster.routing import NO_WORKER_RETRY_MS, Lease, Refusal
-from encoder.errors import EncodeError, EncoderPoolError
+from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError, PoolSaturatedError
 from workers.messages import EncodeBatch, EncodeResult
 
 FETCH_TIMEOUT_S = 60.0  # for an answer that is known to be there
@@ -27,7 +28,7 @@ class Transport(Protocol):
         """A lease or refusal for each request; refusals when the router itself is away."""
 
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
-        """Send a batch and return at once."""
+        """Send a batch and return at once. Raises PoolSaturatedError when there is no room to put it."""
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """Those of the calls that are done; waits for the first one, at most so long."""
@@ -45,18 +46,52 @@ class Transport(Protocol):
         """Give leases back unused."""
 
 
+class Gate:
+    """Lets calls in until it is shut. A call made without Ray would start a Ray of its own, so none may be too late."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_inside = 0
+        self.shut = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self.shut:
+                raise PoolClosedError("the pool is closed")
+            self._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._num_inside -= 1
+            self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Let nobody in any more; whether this was the call that shut it."""
+        with self._changed:
+            was_open, self.shut = not self.shut, True
+        return was_open
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until everybody has left."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._num_inside, timeout_s)
+
+
 class RayTransport:
-    """Actor calls. Every wait has a limit."""
+    """Actor calls. Every wait has a limit. Once its gate is shut, every call raises PoolClosedError."""
 
     def __init__(self, router: Any, handle_of: Callable[[str], Any], *, timeout_s: float) -> None:
         """`handle_of` gives the actor handle of a worker id; `timeout_s` bounds calls to the router."""
+        self.gate = Gate()
         self._router = router
         self._handle_of = handle_of
         self._timeout_s = timeout_s
 
     def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
         try:
-            answer: list[Lease | Refusal] = ray.get(self._router.assign.remote(list(requests)), timeout=self._timeout_s)
+            with self.gate:
+                call = self._router.assign.remote(list(requests))
+                answer: list[Lease | Refusal] = ray.get(call, timeout=self._timeout_s)
         except (RayActorError, GetTimeoutError) as error:
             away = Refusal(
                 saturated=False,
@@ -67,17 +102,23 @@ class RayTransport:
         return answer
 
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
-        return self._handle_of(worker_id).encode.remote(batch)
+        try:
+            with self.gate:
+                return self._handle_of(worker_id).encode.remote(batch)
+        except RayError as error:
+            raise PoolSaturatedError(f"Ray has no room for {len(batch.items)} items: {error}") from error
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
-        done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
-        if not done and timeout_s > 0:
-            done, _ = ray.wait(list(calls), num_returns=1, timeout=timeout_s)
-        return list(done)
+        with self.gate:
+            done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
+            if not done and timeout_s > 0:
+                done, _ = ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+            return list(done)
 
     def result(self, call: Any) -> EncodeResult:
         try:
-            result: EncodeResult = ray.get(call, timeout=FETCH_TIMEOUT_S)
+            with self.gate:
+                result: EncodeResult = ray.get(call, timeout=FETCH_TIMEOUT_S)
         except EncoderPoolError:  # raised by the worker: Ray keeps its type
             raise
         except RayTaskError as error:  # a bug of ours in the worker: the traceback is in its log
@@ -87,10 +128,13 @@ class RayTransport:
         return result
 
     def cancel(self, worker_id: str, call_id: str) -> None:
-        self._handle_of(worker_id).cancel.remote(call_id)
+        with self.gate:
+            self._handle_of(worker_id).cancel.remote(call_id)
 
     def suspect(self, incarnation: str) -> None:
-        self._router.suspect.remote(incarnation)
+        with self.gate:
+            self._router.suspect.remote(incarnation)
 
     def release(self, lease_ids: Sequence[int]) -> None:
-        self._router.release.remote(list(lease_ids))
+        with self.gate:
+            self._router.release.remote(list(lease_ids))

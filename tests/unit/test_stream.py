@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,6 +173,28 @@ def test_a_bad_source_is_an_outcome_of_its_own(tmp_path: Path) -> None:
         client(FakePool()).encode(tmp_path / "none.png")
 
 
+@pytest.mark.timeout(20)
+def test_what_is_neither_a_file_nor_bytes_is_an_outcome_too(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")  # nobody ever writes to it
+    sources: list[Any] = [PICTURES[0], None, 5, tmp_path / "pipe.png", "/dev/zero", "a\0b", PICTURES[1]]
+    outcomes = list(client(FakePool()).encode_many(sources))
+    assert [type(outcome.error) for outcome in outcomes] == [type(None), *[BadMediaError] * 5, type(None)]
+    assert "a source is a path or a file's bytes, got a NoneType" in str(outcomes[1].error)
+
+
+def test_what_was_read_before_the_sources_raised_comes_out_first() -> None:
+    def sources() -> Iterator[bytes]:
+        yield from PICTURES[:9]
+        raise LookupError("no tenth picture")
+
+    pool = FakePool()
+    stream = client(pool).encode_many(sources())
+    check(PICTURES[:9], itertools.islice(stream, 9))
+    with pytest.raises(LookupError, match="no tenth picture"):
+        next(stream)
+    assert pool.in_flight_ms() == 0
+
+
 def test_an_error_from_the_worker_keeps_its_type_and_its_neighbours() -> None:
     pool = FakePool()
     note = ErrorNote(name="BadMediaError", message="truncated")
@@ -260,6 +284,48 @@ def test_a_poison_item_fails_alone_and_is_refused_from_then_on() -> None:
     assert len(pool.log) == num_calls
 
 
+def test_copies_of_a_poison_item_do_not_kill_on() -> None:
+    pool = FakePool("ab")
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        if any(item.encoded.tobytes() == PICTURES[5] for item in batch.items):
+            pool.restart(worker_id)
+            raise WorkerGone("segmentation fault")
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    outcomes = list(client(pool).encode_many([PICTURES[0], *[PICTURES[5]] * 40, PICTURES[1]]))
+    assert [type(outcome.error) for outcome in outcomes] == [type(None), *[PoisonItemError] * 40, type(None)]
+    assert sum(pool.incarnations.values()) < 25  # 80 without
+
+
+def test_two_suspects_of_different_streams_never_meet_on_a_worker() -> None:
+    pool = FakePool("a")
+    encoder = client(pool)
+    num_assigned = 0
+    assign = pool.assign
+
+    def slow_assign(requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
+        nonlocal num_assigned
+        num_assigned += 1
+        if num_assigned == 4:  # the other stream's suspect is through
+            encoder.end_trial("a")
+        return assign(requests)
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        if pool.incarnations["a"] == 1:
+            pool.restart("a")
+            assert encoder.begin_trial("a")  # another stream was quicker
+            raise WorkerGone("killed")
+        assert num_assigned >= 4
+        return encoded(worker_id, batch)
+
+    pool.assign, pool.answer = slow_assign, answer  # type: ignore[method-assign]
+    assert encoder.encode(PICTURES[0]).worker == "a"
+    assert encoder.begin_trial("a")
+    assert pool.in_flight_ms() == 0
+
+
 def test_a_call_that_fails_as_a_whole_fails_its_items_and_no_others() -> None:
     pool = FakePool()
     fault = iter([EncodeError("a bug")])
@@ -295,6 +361,40 @@ def test_a_worker_that_refuses_is_asked_again() -> None:
     refusals = iter([{0: note, 1: note}, {0: note}])
     pool.answer = lambda worker_id, batch: encoded(worker_id, batch, failing=next(refusals, {}))
     check(PICTURES, client(pool).encode_many(PICTURES))
+
+
+def test_items_that_wait_behind_their_own_stream_are_not_refused() -> None:
+    pool = FakePool("a", max_queue_ms=1)  # one item at a time
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        time.sleep(0.02)
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    check(PICTURES[:20], client(pool, saturated_timeout_s=0.1).encode_many(PICTURES[:20]))
+
+
+@pytest.mark.timeout(20)
+def test_a_worker_that_refuses_for_ever_is_given_up() -> None:
+    pool = FakePool()
+    note = ErrorNote(name="PoolSaturatedError", message="retry in 1 ms")
+    pool.answer = lambda worker_id, batch: encoded(worker_id, batch, failing=dict.fromkeys(range(4), note))
+    outcomes = list(client(pool, saturated_timeout_s=0.2).encode_many(PICTURES[:12]))
+    assert {type(outcome.error) for outcome in outcomes} == {PoolSaturatedError}
+
+
+def test_a_call_that_finds_no_room_on_its_way_goes_later() -> None:
+    pool = FakePool()
+    start, faults = pool.start, iter([True, False, True])
+
+    def full(worker_id: str, batch: EncodeBatch) -> Any:
+        if next(faults, False):
+            raise PoolSaturatedError("the object store is full")
+        return start(worker_id, batch)
+
+    pool.start = full  # type: ignore[method-assign]
+    check(PICTURES, client(pool).encode_many(PICTURES))
+    assert pool.in_flight_ms() == 0
 
 
 def test_a_deadline_reaches_items_that_wait_for_a_lease() -> None:
