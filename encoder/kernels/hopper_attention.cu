@@ -5,8 +5,7 @@
 // shared memory, all by the bulk tensor copy engine: copies by threads share a queue with the consumers' shuffles and
 // barriers, and stalled them. Consumers take turns at the tensor cores, the others being at their softmax meanwhile (within
 // 2 % of leaving them to themselves). The segment's last block, when partly filled, comes first, on its own and only as wide as it
-// must be: all other blocks need no mask. The instruction cache bounds the code: a copy of the softmax that joined that block
-// to the first full one saved a step a tile and cost more.
+// must be: all other blocks need no mask.
 //
 // A head of 72 columns is 64 + 8 for the copy engine: a box of 64 columns (128-byte swizzle) and a rest as wide as a power of
 // two (16 columns, 32-byte swizzle), filled with zeros beyond the head by the tensor map. V's rest lies in a second box of
