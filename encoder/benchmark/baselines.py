@@ -27,12 +27,12 @@ def transformers_tower(
     from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransformer
 
     config = Idefics2VisionConfig(
-        hidden_size=adapter.width,
-        intermediate_size=adapter.mlp_width,
-        num_hidden_layers=adapter.num_layers,
-        num_attention_heads=adapter.num_heads,
-        image_size=adapter.table_side * adapter.patch_size,
-        patch_size=adapter.patch_size,
+        hidden_size=adapter.sizes.width,
+        intermediate_size=adapter.sizes.mlp_width,
+        num_hidden_layers=adapter.sizes.num_layers,
+        num_attention_heads=adapter.sizes.num_heads,
+        image_size=adapter.sizes.table_side * adapter.sizes.patch_size,
+        patch_size=adapter.sizes.patch_size,
     )
     config._attn_implementation = "sdpa"
     with torch.device("meta"):
@@ -56,7 +56,7 @@ class Stock:
             for name in ("ids", "rows", "columns")
         } | {
             "pixels": torch.zeros(
-                num_slices, length, 3 * self.adapter.patch_size**2, dtype=torch.uint8, device=self.device
+                num_slices, length, 3 * self.adapter.sizes.patch_size**2, dtype=torch.uint8, device=self.device
             ),
             "mask": torch.zeros(num_slices, 1, 1, length, dtype=self.dtype, device=self.device),
         }
@@ -70,7 +70,8 @@ class Stock:
             _, rows, columns = segment.shape.grid
             length = rows * columns
             ids, row, column = (
-                torch.from_numpy(part) for part in patch_indices(segment.shape.grid, self.adapter.table_side, False)
+                torch.from_numpy(part)
+                for part in patch_indices(segment.shape.grid, self.adapter.sizes.table_side, False)
             )
             inputs["pixels"][index, :length].copy_(torch.from_numpy(segment.patches_PC))
             inputs["mask"][index, ..., :length] = 0
@@ -81,7 +82,7 @@ class Stock:
         """Tokens `[B * Q, E]`."""
         num_slices, length, _ = inputs["pixels"].shape
         tower, mask = self.tower, inputs["mask"] if masked else None
-        side = self.adapter.patch_size
+        side = self.adapter.sizes.patch_size
         patches = inputs["pixels"].view(-1, side, side, 3).permute(0, 3, 1, 2)
         pixels = patches.to(self.dtype).mul_(2 / 255).sub_(1)
         x_BLD = tower.embeddings.patch_embedding(pixels).flatten(1).unflatten(0, (num_slices, length))
@@ -158,7 +159,7 @@ class PaddedGrids:
             output = self._stock.forward(inputs, masked=True)
         else:
             graph.replay()
-        return output[: len(image) * self._stock.adapter.queries]
+        return output[: len(image) * self._stock.adapter.sizes.queries]
 
     def _capture(self, area: int, budget: int) -> tuple[torch.cuda.CUDAGraph | None, dict[str, Tensor], Tensor]:
         inputs = self._stock.buffers(budget, area)

@@ -150,7 +150,7 @@ def _grid_config(config: EncoderConfig, adapter: MiniCPMV, workloads: list[Workl
     most, ladder = (12, (1, 2, 4, 8, 16)) if on_gpu else (2, (1, 2))
     counts = Counter(segment.shape.grid for workload in workloads for segment in workload.segments)
     exact = tuple(f"{rows}x{columns}" for (_, rows, columns), _ in counts.most_common(most))
-    budgets = tuple(segments * adapter.queries for segments in ladder)
+    budgets = tuple(segments * adapter.sizes.queries for segments in ladder)
     return config.model_copy(update={"layouts": (*exact, "packed"), "token_budgets": dict.fromkeys(exact, budgets)})
 
 

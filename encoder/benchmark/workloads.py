@@ -69,10 +69,10 @@ def useful_flops(adapter: MiniCPMV, shapes: Sequence[SegmentShape]) -> float:
 
     What does not depend on the image (the projection of the queries) is not counted.
     """
-    width, mlp, tokens, queries = adapter.width, adapter.mlp_width, adapter.hidden_size, adapter.queries
-    layers = adapter.num_layers - adapter.drop_last_layer
-    patch_bytes = 3 * adapter.patch_size**2
-    per_patch = 2 * patch_bytes * width + layers * 2 * (4 * width**2 + 2 * width * mlp)
+    sizes = adapter.sizes
+    width, tokens, queries = sizes.width, sizes.token_width, sizes.queries
+    layers = sizes.num_layers - sizes.drop_last_layer
+    per_patch = 2 * sizes.patch_bytes * width + layers * 2 * (4 * width**2 + 2 * width * sizes.mlp_width)
     per_patch += 2 * width * tokens + 2 * 2 * tokens**2 + 4 * queries * tokens  # projection, K and V, cross-attention
     per_slice = 2 * 2 * queries * tokens**2  # output projections of the tokens
     return sum(shape.num_patches * (per_patch + layers * 4 * shape.num_patches * width) + per_slice for shape in shapes)

@@ -36,17 +36,15 @@ class MiniCPMVModel:
         self,
         adapter: MiniCPMV,
         weights: Mapping[str, Tensor],
-        rectangles: Mapping[str, tuple[int, int, bool]],
         device: torch.device,
         dtype: torch.dtype,
         backend: str,
         precision: Precision,
     ) -> None:
-        """`rectangles` maps a layout key to (rows, columns, exact)."""
-        self.tower = SiglipTower(adapter, weights, device, dtype)
+        self.tower = SiglipTower(adapter.sizes, weights, device, dtype)
         self.resampler = Resampler(weights, device, dtype)
         self.backend = backend
-        self._rectangles = rectangles
+        self._rectangles = adapter.layouts.rectangles
         if precision == "fp8":
             self._quantise(adapter, device)
 
@@ -82,8 +80,7 @@ class MiniCPMVModel:
                 longest=capacity.longest,
             )
         else:
-            exact = rectangle[2]
-            lengths = None if exact else cu_seqlens.diff()
+            lengths = None if rectangle.exact else cu_seqlens.diff()
             attend = dense_self_attention(capacity.segments, tower.num_heads, lengths)
             cross = partial(
                 dense_cross_attention,

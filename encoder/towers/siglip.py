@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoder.adapters.minicpmv_config import MiniCPMVSizes
 from encoder.attention import SelfAttention
 from encoder.kernels.elementwise import patches_to_pixels
 from encoder.towers.packed_vit import Block, Norm, run_blocks
@@ -20,20 +20,7 @@ ALIGNED = 8
 """Patch rows are padded to a multiple of this many numbers, so that GEMMs read whole 16-byte words."""
 
 
-class SiglipSizes(Protocol):
-    """What of an adapter the tower reads."""
-
-    width: int
-    mlp_width: int
-    num_layers: int
-    num_heads: int
-    patch_size: int
-    table_side: int
-    drop_last_layer: bool
-    layer_norm_eps: float
-
-
-def siglip_weight_shapes(sizes: SiglipSizes) -> dict[str, tuple[int, ...]]:
+def siglip_weight_shapes(sizes: MiniCPMVSizes) -> dict[str, tuple[int, ...]]:
     """Released names and shapes, every stored layer included."""
     width, mlp = sizes.width, sizes.mlp_width
     shapes: dict[str, tuple[int, ...]] = {
@@ -59,7 +46,7 @@ class SiglipTower:
 
     def __init__(
         self,
-        sizes: SiglipSizes,
+        sizes: MiniCPMVSizes,
         weights: Mapping[str, Tensor],
         device: torch.device,
         dtype: torch.dtype,
