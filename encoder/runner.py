@@ -61,12 +61,18 @@ class Launch:
     token_counts: list[int]
     num_patches: int
     slot: Slot
+    ended: torch.cuda.Event | None  # None on a CPU: it has ended when `submit` returns
     elapsed_ms: float = 0.0  # device time; set by `finish`
 
     @property
     def done(self) -> bool:
         """Whether `finish` would return at once."""
-        return self.slot.returned()
+        return self.ended is None or bool(self.ended.query())
+
+    def wait(self) -> None:
+        """Block until it is done, without a core. From any thread, and also after `finish`."""
+        if self.ended is not None:
+            self.ended.synchronize()
 
 
 class EncoderRunner:
@@ -161,7 +167,7 @@ class EncoderRunner:
     def submit(self, segments: Sequence[Segment], replay: Replay) -> Launch:
         """Start a run of these segments (those that `replay.taken` chose) and return before it ends.
 
-        At most two launches may be under way; finish the older one first.
+        At most three launches may be under way; finish the oldest one first.
         """
         shapes = [segment.shape for segment in segments]
         if replay.key is None:
@@ -192,6 +198,7 @@ class EncoderRunner:
             token_counts=[shape.num_tokens for shape in shapes],
             num_patches=sum(shape.num_patches for shape in shapes),
             slot=slot,
+            ended=slot.returned,
         )
 
     def _count(self, replay: Replay, shapes: Sequence[SegmentShape], capacity: Capacity) -> None:

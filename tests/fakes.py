@@ -64,6 +64,21 @@ def graph(budget: int = 16, *, cost_ms: float = 10.0, longest: int = 10_000) -> 
     return GraphView(key=key, capacity=capacity, cost_ms=cost_ms)
 
 
+class FakeLaunch(list[Segment]):
+    """A run under way until the gate opens."""
+
+    def __init__(self, segments: Sequence[Segment], gate: threading.Event) -> None:
+        super().__init__(segments)
+        self._gate = gate
+
+    @property
+    def done(self) -> bool:
+        return self._gate.is_set()
+
+    def wait(self) -> None:
+        assert self._gate.wait(20), "the test forgot to open the gate"
+
+
 class FakeRunner:
     """The surface of `EncoderRunner` that a worker uses. A segment's tokens all hold its brightness."""
 
@@ -92,7 +107,7 @@ class FakeRunner:
         adapter = self.adapter
         return plan_replay(pending, GraphTable(self.views, adapter.axis_choices, adapter.measure), eager_patches=10_000)
 
-    def submit(self, segments: Sequence[Segment], replay: Replay) -> list[Segment]:
+    def submit(self, segments: Sequence[Segment], replay: Replay) -> FakeLaunch:
         error = self.break_run(segments, replay)
         if error is not None:
             raise error
@@ -104,10 +119,10 @@ class FakeRunner:
         else:
             self.stats.replays[replay.key] += 1
             self.stats.hits += len(segments)
-        return list(segments)
+        return FakeLaunch(segments, self.gate)
 
-    def finish(self, launch: list[Segment]) -> list[torch.Tensor]:
-        assert self.gate.wait(20), "the test forgot to open the gate"
+    def finish(self, launch: FakeLaunch) -> list[torch.Tensor]:
+        launch.wait()
         self._under_way -= 1
         return [torch.full((TOKENS, HIDDEN), float(segment.patches_PC[0, 0])) for segment in launch]
 

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 GATHER_S = 0.005  # how long a report waits for more settled leases to carry
 ROUTER_TIMEOUT_S = 10.0
+START_RETRY_S = 10.0  # until a worker that could not start tries again
 
 
 class EncoderWorkerActor:
@@ -95,8 +96,10 @@ class EncoderWorkerActor:
                 registered = None
                 time.sleep(self._interval_s)
             was_ready = was_ready or report.state is WorkerState.READY
-            if was_ready and report.state is WorkerState.FAILED:
-                logger.error("%s lost its device: the process ends, Ray starts another", report.worker_id)
+            if report.state is WorkerState.FAILED:
+                # A pool that starts ends us first; later, what kept a restart from loading may pass.
+                time.sleep(0 if was_ready else START_RETRY_S)
+                logger.error("%s failed: the process ends, Ray starts another", report.worker_id)
                 os._exit(1)
             settled += self._gather()
 

@@ -29,11 +29,11 @@ class WorkerConfig(BaseModel, frozen=True, extra="forbid"):
     max_ready_patches: int = Field(default=131_072, ge=1)
     """Decoded patches that may wait for the GPU (588 bytes each for MiniCPM-V); decoding pauses beyond it."""
 
-    replays_in_flight: int = Field(default=2, ge=1, le=8)
+    replays_in_flight: int = Field(default=2, ge=1, le=3)
     """Replays submitted to the GPU before the oldest is awaited: copies of one overlap the other."""
 
     encode_calls: int = Field(default=32, ge=1, le=512)
     """Encode calls that run at once; those that decode overlap those that replay."""
 
-    report_interval_s: float = Field(default=1.0, gt=0)
+    report_interval_s: float = Field(default=1.0, gt=0, le=3600)
     """Longest silence between two reports to the router."""

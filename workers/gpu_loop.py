@@ -12,9 +12,12 @@ from __future__ import annotations
 import io
 import logging
 import math
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +49,32 @@ class Flight:
 
     batch: Batch
     launch: Launch
+
+
+class LaunchWatcher:
+    """A thread that wakes the loop when a launch ends: the loop can then wait for that and for new work at once."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._launches: queue.SimpleQueue[Launch | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+
+    def __enter__(self) -> LaunchWatcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._launches.put(None)
+
+    def watch(self, launch: Launch) -> None:
+        """Wake once it has ended. Launches are watched in the order in which they end."""
+        self._launches.put(launch)
+
+    def _run(self) -> None:
+        while (launch := self._launches.get()) is not None:
+            with suppress(Exception):  # whoever lands it is told what it died of
+                launch.wait()
+            self._wake()
 
 
 class GpuLoop:
@@ -85,22 +114,34 @@ class GpuLoop:
         Raises torch.AcceleratorError when the device context is lost, AssertionError when our own state is.
         """
         refreshed_s = self._now_s()
-        while not self._batcher.aborted:
-            if self._now_s() - refreshed_s > REFRESH_S:
-                refreshed_s = self._now_s()
-                if self._costs_moved():
-                    self._use_graphs()
-            while len(self._in_flight) < self._config.replays_in_flight:
-                wait_s = 0.0 if self._in_flight else IDLE_WAIT_S
-                batch = self._batcher.take(self.runner.plan, wait_s=wait_s)
-                if batch is None:
-                    break
-                try:
-                    self._in_flight.append(self._launch(batch))
-                except Exception as error:  # whatever a kernel, the device or an adapter raises
-                    self._rescue(batch.entries, error)
-            if self._in_flight:
-                self._land(self._in_flight.popleft())
+        with LaunchWatcher(self._batcher.wake) as watcher:
+            while not self._batcher.aborted:
+                if self._now_s() - refreshed_s > REFRESH_S:
+                    refreshed_s = self._now_s()
+                    if self._costs_moved():
+                        self._use_graphs()
+                batch = self._next(watcher)
+                if batch is not None:
+                    try:
+                        self._in_flight.append(self._launch(batch))
+                    except Exception as error:  # whatever a kernel, the device or an adapter raises
+                        self._rescue(batch.entries, error)
+                elif self._in_flight:
+                    self._land(self._in_flight.popleft())
+
+    def _next(self, watcher: LaunchWatcher) -> Batch | None:
+        """Work for the device as soon as there is some; None when a launch is to be landed first, or nothing came."""
+        if not self._in_flight:
+            return self._batcher.take(self.runner.plan, wait_s=IDLE_WAIT_S)
+        if len(self._in_flight) >= self._config.replays_in_flight:
+            return None
+        batch = self._batcher.take(self.runner.plan, wait_s=0.0)
+        oldest = self._in_flight[0].launch
+        if batch is None and not oldest.done:
+            watcher.watch(oldest)
+            while batch is None and not oldest.done and not self._batcher.aborted:  # what comes may be overdue
+                batch = self._batcher.take(self.runner.plan, wait_s=IDLE_WAIT_S, done=lambda: oldest.done)
+        return batch
 
     def prepare(self, encoded: bytes) -> list[Segment]:
         """Encoded bytes to segments, on the CPU. From any thread."""
@@ -125,11 +166,10 @@ class GpuLoop:
         )
 
     def _probe(self) -> None:
-        limits = self._config.encoder
-        encoded = probe_picture()
-        header = probe_header(encoded, max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
-        promised = self.runner.adapter.probe(header)
-        segments = self.prepare(encoded)
+        encoded, adapter = probe_picture(), self.runner.adapter
+        max_pixels, max_bytes = math.prod(PROBE_SIZE), len(encoded)  # its own: the configured limits may be smaller
+        promised = adapter.probe(probe_header(encoded, max_pixels=max_pixels, max_bytes=max_bytes))
+        segments = adapter.prepare(decode_image(encoded, max_pixels=max_pixels, max_bytes=max_bytes))
         if tuple(segment.shape.grid for segment in segments) != promised.grids:
             raise WorkerStartError(f"the probe picture was cut into other grids than {promised.grids}")
         first = segments[:1]

@@ -14,12 +14,20 @@ import socket
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from encoder.errors import EncodeError, EncoderPoolError, WorkerLostError, WorkerStartError
+from encoder.errors import (
+    EncodeError,
+    EncoderPoolError,
+    PoolClosedError,
+    PoolSaturatedError,
+    WorkerLostError,
+    WorkerStartError,
+)
 from encoder.runner import EncoderRunner
 from workers.batcher import Batcher, Job
 from workers.config import WorkerConfig
@@ -69,6 +77,7 @@ class EncoderWorker:
         self._started = threading.Event()
         self._lock = threading.Lock()
         self._calls: dict[str, list[Job]] = {}
+        self._cancelled: deque[str] = deque(maxlen=1024)  # calls that may still come: `cancel` overtakes what queues
         self._num_items = self._num_failed = 0
 
     def start(self) -> None:
@@ -92,6 +101,9 @@ class EncoderWorker:
         jobs = [self._admit(item, gpu) for item in batch.items]
         with self._lock:
             self._calls[batch.call_id] = jobs
+            was_cancelled = batch.call_id in self._cancelled
+        if was_cancelled:
+            self.cancel(batch.call_id)
         try:
             for job, item in zip(jobs, batch.items, strict=True):
                 if not job.settled:
@@ -107,6 +119,8 @@ class EncoderWorker:
         """Drop what a call still has in the queue; its items fail."""
         with self._lock:
             jobs = list(self._calls.get(call_id, ()))
+            if not jobs:
+                self._cancelled.append(call_id)
         for job in jobs:
             job.fail(EncodeError("its caller cancelled it"))
 
@@ -178,9 +192,10 @@ class EncoderWorker:
             self._batcher.push(job, segments)
 
     def _settle(self, job: Job, lease_id: int) -> None:
-        with self._lock:
-            self._num_items += 1
-            self._num_failed += job.error is not None
+        if not isinstance(job.error, PoolSaturatedError | PoolClosedError):  # those it never took on board
+            with self._lock:
+                self._num_items += 1
+                self._num_failed += job.error is not None
         self._batcher.release(job)
         self._on_settled(lease_id)
 
@@ -228,8 +243,10 @@ class EncoderWorker:
             gpu = GpuLoop(self.config, self._batcher, self._load(self.config), now_s=self._now_s)
             gpu.start_up()
         except Exception as error:  # edge of a thread: the report says why
-            logger.exception("%s could not start", self.worker_id)
-            self._give_up(ErrorNote.of(error, otherwise=WorkerStartError))
+            note = ErrorNote.of(error, otherwise=WorkerStartError)
+            trace = None if isinstance(error, EncoderPoolError) else error  # a user's mistake needs none
+            logger.error("%s could not start: %s: %s", self.worker_id, note.name, note.message, exc_info=trace)
+            self._give_up(note)
             return
         self._gpu = gpu
         if self._state is WorkerState.STARTING:  # not closed meanwhile

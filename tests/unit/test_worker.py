@@ -172,6 +172,32 @@ def test_two_replays_are_in_flight_and_never_more(start_worker: StartWorker) -> 
     assert runner.max_under_way == 2
 
 
+def test_work_that_comes_while_a_launch_is_under_way_does_not_wait_for_its_end(start_worker: StartWorker) -> None:
+    runner = FakeRunner()
+    worker = start_worker(runner)
+    runner.gate.clear()
+    results = []
+    threads = [
+        threading.Thread(
+            target=lambda number=number: results.append(worker.encode(batch(picture(number), call_id=str(number))))
+        )
+        for number in range(2)
+    ]
+    threads[0].start()
+    until(lambda: len(runner.runs) == 1)
+    burnt_s = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - burnt_s < 0.1
+    threads[1].start()
+    until(lambda: len(runner.runs) == 2)
+    runner.gate.set()
+    opened_s = time.monotonic()
+    for thread in threads:
+        thread.join(20)
+    assert time.monotonic() - opened_s < 0.25
+    assert [errors(result) for result in results] == [[None], [None]]
+
+
 def test_a_saturated_worker_refuses_items_and_answers_while_the_gpu_is_busy(start_worker: StartWorker) -> None:
     runner = FakeRunner([graph(2, cost_ms=60)])
     worker = start_worker(runner, max_queue_ms=100)
@@ -185,6 +211,8 @@ def test_a_saturated_worker_refuses_items_and_answers_while_the_gpu_is_busy(star
     thread.join(20)
     assert errors(result[0]) == [None, "PoolSaturatedError", "PoolSaturatedError"]
     assert "retry in 20 ms" in message(result[0].items[1].error)
+    stats = worker.report().stats
+    assert (stats.num_items, stats.num_failed) == (1, 0)  # what was refused was never here
 
 
 def test_cancel_drops_what_is_queued(start_worker: StartWorker, settled: list[int]) -> None:
@@ -204,6 +232,15 @@ def test_cancel_drops_what_is_queued(start_worker: StartWorker, settled: list[in
     assert len(runner.runs) <= 3
     assert worker.report().backlog_ms == 0
     assert sorted(settled) == [0, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_cancel_that_overtakes_its_call_counts(start_worker: StartWorker, settled: list[int]) -> None:
+    runner = FakeRunner()
+    worker = start_worker(runner)
+    worker.cancel("call")
+    assert errors(worker.encode(batch(picture(1)))) == ["EncodeError"]
+    assert runner.runs == []
+    assert settled == [0]
 
 
 def test_an_item_past_its_deadline_fails_with_it(start_worker: StartWorker) -> None:
@@ -246,6 +283,13 @@ def test_many_callers_get_their_own_results(start_worker: StartWorker, settled: 
     assert wrong == []
     assert len(settled) == 24
     assert worker.report().backlog_ms == 0
+
+
+def test_limits_of_items_do_not_hold_for_the_probe(start_worker: StartWorker) -> None:
+    limits = EncoderConfig(model="fake", max_pixels=100, max_bytes=1000)
+    worker = start_worker(FakeRunner(), encoder=limits)
+    assert worker.report().state is WorkerState.READY
+    assert errors(worker.encode(batch(picture(1)))) == ["MediaTooLargeError"]
 
 
 def test_the_probe_catches_a_worker_that_answers_with_nan(start_worker: StartWorker) -> None:
