@@ -171,7 +171,7 @@ class MiniCPMV:
         host["cu_seqlens"][0] = 0
         np.cumsum(lengths, out=host["cu_seqlens"][1 : len(lengths) + 1])
         host["cu_seqlens"][len(lengths) + 1 :] = sum(lengths)
-        return places[-1].stop
+        return int(places[-1].stop)
 
     # Weights and model
 
