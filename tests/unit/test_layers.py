@@ -37,7 +37,12 @@ WITHOUT_TORCH = [
     "cluster",
     "cluster.cli",
     "cluster.config",
+    "cluster.forecast",
+    "cluster.histogram",
+    "cluster.placing",
+    "cluster.planning",
     "cluster.sources",
+    "cluster.traces",
 ]
 
 
