@@ -1,0 +1,120 @@
+"""One Ray a process, shared by its pools; and calls that may not come after its end. Without Ray."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+import ray
+from fakes import tiny_config
+
+from cluster import local_ray
+from cluster.transport import Gate, RayTransport
+from encoder.errors import PoolClosedError, WorkerStartError
+
+
+class FakeRay:
+    """Counts its starts and ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failure: Exception | None = None) -> None:
+        self.failure = failure
+        self.num_starts = self.num_ends = 0
+        self.up = False
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        monkeypatch.setattr(local_ray, "_own", None)
+        for name, stand_in in (("init", self.init), ("shutdown", self.shutdown), ("is_initialized", lambda: self.up)):
+            monkeypatch.setattr(ray, name, stand_in)
+
+    def init(self, **options: Any) -> None:
+        self.num_starts += 1
+        if self.failure is not None:
+            raise self.failure
+        self.up = True
+
+    def shutdown(self) -> None:
+        self.num_ends += 1
+        self.up = False
+
+
+def test_pools_share_the_ray_that_the_first_one_started_and_the_last_one_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeRay(monkeypatch)
+    first, second = local_ray.connect(tiny_config()), local_ray.connect(tiny_config())
+    assert first is not None
+    assert second is not None
+    first.shutdown()
+    assert fake.up
+    second.shutdown()
+    assert (fake.num_starts, fake.num_ends, fake.up) == (1, 1, False)
+    third = local_ray.connect(tiny_config())
+    assert third is not None
+    third.shutdown()
+    assert (fake.num_starts, fake.num_ends) == (2, 2)
+
+
+def test_somebody_elses_ray_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay(monkeypatch)
+    fake.up = True
+    assert local_ray.connect(tiny_config()) is None
+
+
+@pytest.mark.timeout(20)
+def test_an_address_where_nobody_listens_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay(monkeypatch)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for address in (f"127.0.0.1:{port}", "127.0.0.1:99999"):
+        with pytest.raises(WorkerStartError, match=f"no Ray cluster at '{address}'"):
+            local_ray.connect(tiny_config(ray_address=address))
+    assert fake.num_starts == 0
+
+
+@pytest.mark.parametrize("failure", [ValueError("invalid format"), ConnectionError("not running"), RuntimeError("odd")])
+def test_an_address_that_ray_refuses_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    FakeRay(monkeypatch, failure)
+    with pytest.raises(WorkerStartError, match="no Ray cluster at 'nowhere'"):
+        local_ray.connect(tiny_config(ray_address="nowhere"))
+
+
+def test_a_shut_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
+    gate = Gate()
+    entered, leave = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with gate:
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    entered.wait(10)
+    assert gate.close()
+    assert not gate.close()
+    assert not gate.wait_empty(0.01)
+    with pytest.raises(PoolClosedError), gate:
+        pass
+    leave.set()
+    assert gate.wait_empty(10)
+    thread.join()
+
+
+def test_a_closed_transport_makes_no_call_that_would_start_a_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay(monkeypatch)
+    transport = RayTransport(object(), lambda worker_id: object(), timeout_s=1)
+    transport.gate.close()
+    calls = (
+        lambda: transport.assign([]),
+        lambda: transport.wait([1], 1.0),
+        lambda: transport.result(1),
+        lambda: transport.cancel("w", "c"),
+        lambda: transport.suspect("w/1"),
+        lambda: transport.release([1]),
+    )
+    for call in calls:
+        with pytest.raises(PoolClosedError):
+            call()
+    assert fake.num_starts == 0
