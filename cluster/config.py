@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from encoder.errors import ConfigError
 from workers.config import WorkerConfig
+
+MAX_S = 1e6  # threads cannot wait for ever longer: some eleven days are as good
 
 
 class PoolConfig(BaseModel, frozen=True, extra="forbid"):
@@ -24,10 +26,10 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     ray_address: str | None = None
     """Address of a running Ray cluster. None: the one we are connected to, or RAY_ADDRESS, or a local one."""
 
-    cpus_per_worker: float = Field(default=1.0, ge=0)
+    cpus_per_worker: float = Field(default=1.0, ge=0, le=4096)
     """CPU cores that Ray reserves for each worker."""
 
-    start_timeout_s: float = Field(default=300.0, gt=0)
+    start_timeout_s: float = Field(default=300.0, gt=0, le=MAX_S)
     """Time for all workers to load, capture and answer their probe."""
 
     items_per_call: int = Field(default=16, ge=1, le=1024)
@@ -42,23 +44,34 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     max_in_flight_bytes: int = Field(default=256 * 2**20, ge=1)
     """Encoded bytes a stream holds for items without a result. One item always fits."""
 
-    lease_timeout_s: float = Field(default=60.0, gt=0)
+    lease_timeout_s: float = Field(default=60.0, gt=0, le=MAX_S)
     """A lease whose worker reports nothing for this long no longer counts as work in flight."""
 
-    call_timeout_s: float = Field(default=120.0, gt=0)
+    call_timeout_s: float = Field(default=120.0, gt=0, le=MAX_S)
     """A worker that has not answered a call for this long counts as dead for it."""
 
-    saturated_timeout_s: float = Field(default=30.0, ge=0)
+    saturated_timeout_s: float = Field(default=30.0, ge=0, le=MAX_S)
     """How long a client comes back to a full pool before the item fails with PoolSaturatedError."""
 
-    recovery_timeout_s: float = Field(default=60.0, ge=0)
+    recovery_timeout_s: float = Field(default=60.0, ge=0, le=MAX_S)
     """How long a client waits for a restart when no worker is left; then items fail with WorkerLostError."""
 
-    silent_timeout_s: float = Field(default=15.0, gt=0)
+    silent_timeout_s: float = Field(default=15.0, gt=0, le=MAX_S, validate_default=True)
     """A worker whose reports stop for this long gets no leases until it is heard again."""
 
     poison_after: int = Field(default=2, ge=1)
     """Dying workers an item may have been on before it is tried no more."""
+
+    @field_validator("silent_timeout_s")
+    @classmethod
+    def _reports_come_in_time(cls, silent_timeout_s: float, others: ValidationInfo) -> float:
+        worker: WorkerConfig | None = others.data.get("worker")
+        if worker is not None and silent_timeout_s <= worker.report_interval_s:
+            raise ValueError(
+                f"must be above worker.report_interval_s, which is {worker.report_interval_s:g}, "
+                f"or every idle worker counts as dead"
+            )
+        return silent_timeout_s
 
 
 def load_config(path: str | Path) -> PoolConfig:
@@ -96,7 +109,8 @@ def _explain(detail: ErrorDetails) -> str:
         return f"unknown key '{where}', known here: {', '.join(known)}"
     if detail["type"] == "missing":
         return f"key '{where}' is missing"
-    message = detail["msg"][0].lower() + detail["msg"][1:]
+    text = detail["msg"].removeprefix("Value error, ")
+    message = text[0].lower() + text[1:]
     return f"{where}: {message}, got {detail['input']!r}"
 
 

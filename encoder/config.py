@@ -70,5 +70,5 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def _lists_to_tuples(cls, value: object) -> object:
         if isinstance(value, dict):
-            return {key: tuple(budgets) for key, budgets in value.items()}
+            return {key: tuple(budgets) if isinstance(budgets, list) else budgets for key, budgets in value.items()}
         return value
