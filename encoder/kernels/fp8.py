@@ -56,7 +56,7 @@ class Linear8:
 
 
 def quantise_rows(x_PD: torch.Tensor, *, gelu: bool = False, mean_D: torch.Tensor | None = None) -> Rows8:
-    """Rows in e4m3 in one pass over memory; first GELU (tanh form) if asked for, then less `mean_D` (float32)."""
+    """Rows in e4m3 in one pass over memory; first GELU (tanh form) if asked for, then less `mean_D`."""
     if runs_on_triton(x_PD):
         from encoder.kernels.triton_fp8 import launch_quantise
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from encoder.adapters.minicpmv import MiniCPMV
 
 
-CALIBRATION_SIZES = ((640, 480), (480, 800), (448, 448), (1200, 400))
+CALIBRATION_SIZES = ((640, 480), (480, 800), (448, 448), (1200, 400), (300, 200), (200, 300), (1280, 720), (400, 1000))
 
 
 class MiniCPMVModel:

@@ -51,18 +51,18 @@ def quantise_blocks(x_PD: Tensor, blocks: list[Block], eps: float, attend: SelfA
         g_PD = layer_norm(x_PD, block.norm2.weight, block.norm2.bias, eps)
         hidden_PM = linear_gelu(g_PD, block.fc1_weight, block.fc1_bias)
         x_PD = x_PD + F.linear(hidden_PM, block.fc2_weight, block.fc2_bias)
-        h_mean, attended_mean, g_mean, hidden_mean = (
-            rows.float().mean(0) for rows in (h_PD, attended_PD, g_PD, hidden_PM)
-        )
+        norm1, h_mean = _centred(block.norm1, _mean(h_PD))
+        norm2, g_mean = _centred(block.norm2, _mean(g_PD))
+        attended_mean, hidden_mean = _mean(attended_PD), _mean(hidden_PM)
         quantised.append(
             Block8(
-                norm1=_less(block.norm1, h_mean),
-                qkv=Linear8.of(block.qkv_weight, _plus(block.qkv_bias, block.qkv_weight, h_mean).to(x_PD.dtype)),
+                norm1=norm1,
+                qkv=Linear8.of(block.qkv_weight, _plus(block.qkv_bias, block.qkv_weight, h_mean)),
                 attended_mean=attended_mean,
                 out=Linear8.of(block.out_weight),
                 out_bias=_plus(block.out_bias, block.out_weight, attended_mean),
-                norm2=_less(block.norm2, g_mean),
-                fc1=Linear8.of(block.fc1_weight, _plus(block.fc1_bias, block.fc1_weight, g_mean).to(x_PD.dtype)),
+                norm2=norm2,
+                fc1=Linear8.of(block.fc1_weight, _plus(block.fc1_bias, block.fc1_weight, g_mean)),
                 hidden_mean=hidden_mean,
                 fc2=Linear8.of(block.fc2_weight),
                 fc2_bias=_plus(block.fc2_bias, block.fc2_weight, hidden_mean),
@@ -71,12 +71,19 @@ def quantise_blocks(x_PD: Tensor, blocks: list[Block], eps: float, attend: SelfA
     return quantised
 
 
-def _less(norm: Norm, mean_D: Tensor) -> Norm:
-    return Norm(weight=norm.weight, bias=norm.bias.float() - mean_D)
+def _mean(rows_PD: Tensor) -> Tensor:
+    """In the rows' own dtype: what is subtracted is then exactly what the bias gives back."""
+    return rows_PD.float().mean(0).to(rows_PD.dtype)
+
+
+def _centred(norm: Norm, mean_D: Tensor) -> tuple[Norm, Tensor]:
+    """A norm whose bias gives rows less their mean, and the mean as the rounded bias has it (float32)."""
+    bias = norm.bias - mean_D
+    return Norm(weight=norm.weight, bias=bias), norm.bias.float() - bias.float()
 
 
 def _plus(bias: Tensor, weight: Tensor, mean: Tensor) -> Tensor:
-    return bias.float() + weight.float() @ mean
+    return (bias.float() + weight.float() @ mean.float()).to(bias.dtype)
 
 
 def run_blocks_8(
