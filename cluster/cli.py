@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     parsed = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="encpool: %(message)s")
+    logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
     try:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
@@ -37,15 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (EncoderPoolError, OSError) as error:
+    except EncoderPoolError as error:
         return _fail(error, FAILED)
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else error, FAILED)
     except KeyboardInterrupt:
         print("encpool: interrupted", file=sys.stderr)
         return INTERRUPTED
     return status
 
 
-def _fail(error: Exception, status: int) -> int:
+def _fail(error: Exception | str, status: int) -> int:
     for line in str(error).splitlines():
         print(f"encpool: error: {line}", file=sys.stderr)
     return status
@@ -104,6 +107,21 @@ def _models(parsed: argparse.Namespace) -> int:
     ]
     print(aligned(("model", "family", "takes", "tokens", "what it is"), rows))
     print("\nA directory or a hub id with a released checkpoint of one of these families works as well.")
+    return OK
+
+
+def _plan(parsed: argparse.Namespace) -> int:
+    from cluster.config import load_config
+    from cluster.plan_trace import plan_trace
+    from encoder.config import EncoderConfig
+
+    encoder = None if parsed.config is None else load_config(parsed.config).worker.encoder
+    if parsed.model is not None:
+        encoder = (
+            EncoderConfig(model=parsed.model) if encoder is None else encoder.model_copy(update={"model": parsed.model})
+        )
+    device, gib = parsed.device, parsed.memory_gib
+    print(plan_trace(parsed.trace, encoder, num_workers=parsed.workers, memory_gib=gib, device=device))
     return OK
 
 
@@ -184,6 +202,27 @@ def _parser() -> argparse.ArgumentParser:
     models = commands.add_parser("models", help="list the models that need no download")
     models.set_defaults(run=_models)
 
+    plan = commands.add_parser(
+        "plan",
+        help="which graphs each worker should hold, for what a trace has seen",
+        description="Read a trace (a pool records one when `trace_file` is set), choose graph sets for so many workers "
+        "with so much memory for graphs, and say what they should bring.",
+    )
+    plan.add_argument("--trace", type=Path, required=True, metavar="FILE", help="what a pool has recorded")
+    plan.add_argument("--workers", type=_positive, required=True, metavar="N", help="number of equal workers")
+    plan.add_argument(
+        "--memory-gib", type=_positive_number, required=True, metavar="G", help="GiB for graphs on each worker"
+    )
+    plan.add_argument("--model", metavar="NAME|DIR", help="plan for this one of the trace's models")
+    plan.add_argument("--config", type=Path, metavar="FILE", help="offer this configuration's layouts and budgets")
+    plan.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="whose default budgets to offer (default: %(default)s)",
+    )
+    plan.set_defaults(run=_plan)
+
     config = commands.add_parser("config", help="look at configuration files")
     actions = config.add_subparsers(title="actions", metavar="ACTION", required=True)
     check = actions.add_parser("check", help="say what a configuration file asks for, or what is wrong with it")
@@ -215,6 +254,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
     return int(text)
+
+
+def _positive_number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
 
 
 class _Version(argparse.Action):

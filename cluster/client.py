@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Generator, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cluster.config import PoolConfig
+from cluster.traces import TraceRecord, TraceWriter
 from cluster.transport import Transport
 from encoder.adapters.base import EncoderAdapter
 from encoder.errors import (
@@ -106,9 +108,29 @@ class Client:
             raise PoolClosedError("the pool is closed")
         stream = Stream(self, sources, timeout_s=timeout_s)
         try:
-            yield from stream.outcomes()
+            yield from self._traced(stream.outcomes())
         finally:
             stream.close()
+
+    def _traced(self, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+        """The same outcomes, noted in the configured trace file."""
+        if self.config.trace_file is None:
+            yield from outcomes
+            return
+        with TraceWriter(self.config.trace_file) as trace:
+            for outcome in outcomes:
+                if outcome.embedding is not None:
+                    trace.write(
+                        TraceRecord(
+                            time_s=time.time(),
+                            model=self.adapter.encoder,
+                            grids=outcome.embedding.shape.grids,
+                            graphs=outcome.embedding.graphs,
+                            misses=outcome.embedding.misses,
+                            ms=outcome.embedding.timings["replay"],
+                        )
+                    )
+                yield outcome
 
     def read(self, source: Source) -> tuple[np.ndarray, MediaHeader, ItemShape]:
         """Load a source once and probe its header. Raises BadMediaError, MediaTooLargeError or PoisonItemError."""

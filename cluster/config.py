@@ -59,6 +59,9 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     silent_timeout_s: float = Field(default=15.0, gt=0, le=MAX_S, validate_default=True)
     """A worker whose reports stop for this long gets no leases until it is heard again."""
 
+    trace_file: Path | None = None
+    """Where clients of the pool note each item and what became of it, for `encpool plan`. None: nowhere."""
+
     poison_after: int = Field(default=2, ge=1)
     """Dying workers an item may have been on before it is tried no more."""
 

@@ -8,6 +8,7 @@ opened for appending, so several processes may write one file; what a crash cuts
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ import msgpack
 from cluster.histogram import Grids, as_grids
 from encoder.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
 HEADER: bytes = msgpack.packb({"encpool_trace": FORMAT_VERSION})
 _READ_BYTES = 1 << 20
@@ -32,7 +35,7 @@ class TraceRecord:
     """One item."""
 
     time_s: float  # since the epoch
-    model: str  # as graph keys name the encoder, such as "minicpmv-2.6@bfloat16"
+    model: str  # as its adapter names it, such as "minicpmv-2.6"
     grids: Grids
     graphs: tuple[str, ...]  # graph keys that its segments ran in
     misses: tuple[str, ...]  # why segments of it ran eagerly
@@ -41,6 +44,8 @@ class TraceRecord:
 
 class TraceWriter:
     """Appends records to a file, a bufferful at a time. One thread at a time; use it in a `with`.
+
+    A disk that takes no more ends the trace, not the work that is traced; the log says so.
 
     Args:
         path: a trace to go on with, or a new file in a folder that exists.
@@ -58,6 +63,7 @@ class TraceWriter:
     ) -> None:
         """Raises ConfigError when the file cannot be written, or is something else than a trace."""
         self._now_s, self._buffer_bytes, self._flush_s = now_s, buffer_bytes, flush_s
+        self._path, self._failed = path, False
         self._buffer = bytearray()
         self._flushed_s = now_s()
         self._packer = msgpack.Packer()
@@ -74,7 +80,7 @@ class TraceWriter:
             self.flush()
 
     def write(self, record: TraceRecord) -> None:
-        """Add a record; it reaches the file with its bufferful. Raises OSError when the disk takes no more."""
+        """Add a record; it reaches the file with its bufferful."""
         self._buffer += self._packer.pack(
             (record.time_s, record.model, record.grids, record.graphs, record.misses, record.ms)
         )
@@ -85,15 +91,17 @@ class TraceWriter:
         """Hand what is buffered to the file."""
         buffered, self._buffer = bytes(self._buffer), bytearray()
         self._flushed_s = self._now_s()
-        if buffered:
-            os.write(self._descriptor, buffered)
+        if buffered and not self._failed:
+            try:
+                os.write(self._descriptor, buffered)
+            except OSError as error:
+                self._failed = True
+                logger.warning("%s: the trace ends here: %s", self._path, error.strerror)
 
     def close(self) -> None:
         """Write the rest. Nothing may be written after it."""
-        try:
-            self.flush()
-        finally:
-            os.close(self._descriptor)
+        self.flush()
+        os.close(self._descriptor)
 
     def __enter__(self) -> TraceWriter:
         return self

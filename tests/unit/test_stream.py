@@ -20,6 +20,7 @@ from cluster.client import Client, Source
 from cluster.config import PoolConfig
 from cluster.router import LeaseRequest, Router
 from cluster.routing import Lease, Refusal
+from cluster.traces import read_trace
 from cluster.transport import WorkerGone
 from encoder.config import EncoderConfig
 from encoder.errors import (
@@ -448,3 +449,13 @@ def fake_shape(encoded_picture: bytes) -> Any:
     from fakes import item
 
     return item(0, encoded_picture).shape
+
+
+def test_a_trace_file_notes_what_was_encoded(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    sources = [PICTURES[0], b"no picture", PICTURES[1]]
+    outcomes = list(client(FakePool(), trace_file=path).encode_many(sources))
+    records = list(read_trace(path))
+    encoded = [outcome.embedding for outcome in outcomes if outcome.embedding is not None]
+    assert [record.grids for record in records] == [embedding.shape.grids for embedding in encoded]
+    assert {(record.model, record.graphs, record.ms) for record in records} == {("fake", ("g",), 1.0)}
