@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -79,7 +80,8 @@ class OutputWriter:
     ) -> None:
         try:
             if not isinstance(error, OSError):  # a full disk takes no more
-                self._commit()
+                with self._naming_directory():
+                    self._commit()
         finally:
             self._spool.close()
             self._manifest.close()
@@ -91,13 +93,22 @@ class OutputWriter:
             line |= {"status": "error", "error": error_note(outcome.error)}
         else:
             assert outcome.embedding is not None
-            if self._part_bytes and self._part_bytes + outcome.embedding.tokens.nbytes > self._max_part_bytes:
-                self._commit()
-            self._spool_tensor(source.id, outcome.embedding.tokens)
+            with self._naming_directory():
+                if self._part_bytes and self._part_bytes + outcome.embedding.tokens.nbytes > self._max_part_bytes:
+                    self._commit()
+                self._spool_tensor(source.id, outcome.embedding.tokens)
             line |= _describe(outcome.embedding) | {"part": self._part_name}
         self._lines.append(json.dumps(line))
         if not self._tensors:
             self._flush_lines()
+
+    @contextmanager
+    def _naming_directory(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = error.filename or str(self.directory)  # a full disk does not say which
+            raise
 
     @property
     def _part_name(self) -> str:

@@ -1,3 +1,4 @@
+import errno
 import json
 import sys
 from pathlib import Path
@@ -152,6 +153,16 @@ def interrupted_after(num_lines: int, output: OutputWriter, outcomes: list[Outco
         finally:
             sys.settrace(before)
     return num_lines < 0
+
+
+def test_a_full_disk_is_named_and_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cluster.output.shutil.copyfileobj", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"), writer(tmp_path) as output:
+        output.write(source("i0"), encoded())
+    assert lines(tmp_path) == []
 
 
 def test_a_run_without_a_result_leaves_a_manifest_alone(tmp_path: Path) -> None:
