@@ -109,7 +109,10 @@ class Stream:
                 if outcome is None:
                     break
                 self._next_out += 1
+                given_s = time.monotonic()
                 yield outcome
+                if time.monotonic() - given_s > MAX_RETRY_S:  # the caller took its time: nobody was asked meanwhile
+                    self._progress_s = time.monotonic()
             if self._exhausted and self._next_out == self._num_read:
                 if self._broken is not None:
                     raise self._broken

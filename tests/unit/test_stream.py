@@ -375,6 +375,23 @@ def test_items_that_wait_behind_their_own_stream_are_not_refused() -> None:
     check(PICTURES[:20], client(pool, saturated_timeout_s=0.1).encode_many(PICTURES[:20]))
 
 
+def test_a_caller_that_pauses_does_not_wear_out_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.stream.MAX_RETRY_S", 0.05)
+    pool = FakePool("a")
+    note = ErrorNote(name="PoolSaturatedError", message="retry in 1 ms")
+    refusals = iter([{0: note}, {0: note}])
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        is_second = batch.items[0].encoded.tobytes() == PICTURES[1]
+        return encoded(worker_id, batch, failing=next(refusals, {}) if is_second else {})
+
+    pool.answer = answer
+    stream = client(pool, saturated_timeout_s=0.2, items_per_call=1).encode_many(PICTURES[:2])
+    assert next(stream).error is None
+    time.sleep(0.4)
+    assert next(stream).error is None
+
+
 @pytest.mark.timeout(20)
 def test_a_worker_that_refuses_for_ever_is_given_up() -> None:
     pool = FakePool()
