@@ -21,7 +21,15 @@ from cluster.client import Client, Outcome
 from cluster.router import LeaseRequest
 from cluster.routing import Lease
 from encoder.adapters.registry import load_adapter
-from encoder.errors import BadMediaError, ConfigError, PoolSaturatedError, WorkerStartError
+from encoder.errors import (
+    BadMediaError,
+    ConfigError,
+    PoolClosedError,
+    PoolSaturatedError,
+    WeightsError,
+    WorkerLostError,
+    WorkerStartError,
+)
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner
 from workers.messages import WorkerState
@@ -149,7 +157,7 @@ def test_an_unknown_model_is_refused_before_anything_starts() -> None:
 def test_a_worker_that_cannot_load_fails_the_start_with_its_reason(ray_cluster: None, tmp_path: Path) -> None:
     config = load_adapter(tiny_config().worker.encoder).checkpoint_config()
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WorkerStartError, match=r"worker-0 could not start: WeightsError: .*safetensors"):
+    with pytest.raises(WeightsError, match=r"worker-0 could not start: WeightsError: .*safetensors"):
         EncoderPool.start(tiny_config(model=str(tmp_path), num_workers=1))
 
 
@@ -181,6 +189,38 @@ def test_a_killed_router_comes_back_and_learns_from_the_workers(pool: EncoderPoo
     assert pool.encode(folder[0]).graphs
     wait_for_both(pool)
     assert pool.stats().num_ready == 2
+
+
+def test_a_pool_that_closes_ends_its_streams_and_leaves_other_pools_alone(
+    pool: EncoderPool, folder: list[Path]
+) -> None:
+    second = EncoderPool.start(tiny_config(num_workers=1))
+    ends: list[BaseException] = []
+    outcomes: list[Outcome] = []
+
+    def encode() -> None:
+        try:
+            outcomes.extend(second.encode_many(folder * 20))
+        except PoolClosedError as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    time.sleep(0.5)
+    second.close()
+    thread.join(10)
+    assert len(ends) == 1
+    for late in (second.stats, second.members, lambda: second.encode(folder[0])):
+        with pytest.raises(PoolClosedError):
+            late()
+    assert pool.encode(folder[0]).graphs
+
+
+def test_a_stuck_router_is_a_typed_error(pool: EncoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_both(pool)
+    monkeypatch.setattr("cluster.pool.ROUTER_TIMEOUT_S", 0.0)
+    with pytest.raises(WorkerLostError, match="the router does not answer"):
+        pool.stats()
 
 
 def test_many_threads_share_a_pool(pool: EncoderPool, folder: list[Path]) -> None:
