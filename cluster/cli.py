@@ -149,12 +149,15 @@ def _init_checkpoint(parsed: argparse.Namespace) -> int:
 def _bench_engine(parsed: argparse.Namespace) -> int:
     import torch
 
+    from cluster.config import load_config
     from encoder.benchmark.engine import bench_engine
     from encoder.benchmark.report import table, write_json, write_plot
     from encoder.config import EncoderConfig
 
     device = parsed.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    config = EncoderConfig(model=parsed.model, dtype=parsed.dtype)
+    config = load_config(parsed.config).worker.encoder if parsed.config else EncoderConfig(model=DEFAULT_MODEL)
+    options = {"model": parsed.model, "dtype": parsed.dtype}
+    config = config.model_copy(update={name: value for name, value in options.items() if value is not None})
     report = bench_engine(config, device, repeats=parsed.repeats)
     print(table(report))
     if parsed.json is not None:
@@ -240,8 +243,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure")
     subjects = bench.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
     engine = subjects.add_parser("engine", help="one engine on one device beside its baselines, without a pool")
-    engine.add_argument("--model", default=DEFAULT_MODEL, metavar="NAME|DIR", help="(default: %(default)s)")
-    engine.add_argument("--dtype", choices=DTYPES, default="auto", help="(default: %(default)s)")
+    engine.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
+    engine.add_argument("--model", metavar="NAME|DIR", help=f"(default: {DEFAULT_MODEL})")
+    engine.add_argument("--dtype", choices=DTYPES, help="(default: auto)")
     engine.add_argument("--device", metavar="NAME", help="cuda:0, cpu (default: the first GPU, or the CPU)")
     engine.add_argument("--repeats", type=_positive, default=5, metavar="N", help="(default: %(default)s)")
     engine.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
