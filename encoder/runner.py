@@ -61,18 +61,12 @@ class Launch:
     token_counts: list[int]
     num_patches: int
     slot: Slot
-    ended: torch.cuda.Event | None  # None on a CPU: it has ended when `submit` returns
     elapsed_ms: float = 0.0  # device time; set by `finish`
 
     @property
     def done(self) -> bool:
         """Whether `finish` would return at once."""
-        return self.ended is None or bool(self.ended.query())
-
-    def wait(self) -> None:
-        """Block until it is done, without a core. From any thread, and also after `finish`."""
-        if self.ended is not None:
-            self.ended.synchronize()
+        return self.slot.returned()
 
 
 class EncoderRunner:
@@ -198,7 +192,6 @@ class EncoderRunner:
             token_counts=[shape.num_tokens for shape in shapes],
             num_patches=sum(shape.num_patches for shape in shapes),
             slot=slot,
-            ended=slot.returned,
         )
 
     def _count(self, replay: Replay, shapes: Sequence[SegmentShape], capacity: Capacity) -> None:

@@ -21,7 +21,7 @@ class Slot:
             self._arrived = torch.cuda.Event()
             self._begun = torch.cuda.Event(enable_timing=True)
             self._computed = torch.cuda.Event(enable_timing=True)
-        self.returned: torch.cuda.Event | None = None  # one a launch: others may look at it after the slot went on
+            self._returned = torch.cuda.Event(blocking=True)
         self._elapsed_ms = 0.0
 
     def reserve(self, in_bytes: int, out_bytes: int) -> None:
@@ -41,10 +41,14 @@ class Slot:
 
     def wait(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """Wait until the output is on the host; a tensor of its own memory."""
-        if self.returned is not None:
-            self.returned.synchronize()
+        if self._device.type == "cuda":
+            self._returned.synchronize()
             self._elapsed_ms = self._begun.elapsed_time(self._computed)
         return self._host_out[: self._out_bytes].view(dtype).view(shape).clone()
+
+    def returned(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._device.type != "cuda" or bool(self._returned.query())
 
     def elapsed_ms(self) -> float:
         """Compute time of the launch that `wait` ended."""
@@ -106,5 +110,4 @@ class StagingRing:
             self._copy_out.wait_event(slot._computed)
             out_bytes = slot._out_bytes
             slot._host_out[:out_bytes].copy_(slot._device_out[:out_bytes], non_blocking=True)
-            slot.returned = torch.cuda.Event(blocking=True)
-            slot.returned.record()
+            slot._returned.record()

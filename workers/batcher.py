@@ -166,14 +166,11 @@ class Batcher:
             self._ready_patches += sum(segment.shape.num_patches for segment in segments)
             self._changed.notify_all()
 
-    def take(self, plan: Plan, *, wait_s: float, done: Callable[[], bool] = lambda: False) -> Batch | None:
-        """The next replay, as `plan` forms it from what waits, or None when nothing came within `wait_s`.
-
-        Returns None earlier once `done`, of which `wake` tells.
-        """
+    def take(self, plan: Plan, *, wait_s: float) -> Batch | None:
+        """The next replay, as `plan` forms it from what waits, or None when nothing came within `wait_s`."""
         with self._changed:
             if wait_s > 0:
-                self._changed.wait_for(lambda: self._waiting or self.aborted or done(), timeout=wait_s)
+                self._changed.wait_for(lambda: self._waiting or self.aborted, timeout=wait_s)
             window, expired = self._pop_window()
         for job in expired:
             job.fail(DeadlineError("its deadline passed while it waited in the worker's queue"))
@@ -189,11 +186,6 @@ class Batcher:
             self._ready_patches -= sum(entry.segment.shape.num_patches for entry in entries)
             self._changed.notify_all()
         return Batch(replay, entries)
-
-    def wake(self) -> None:
-        """Let a waiting `take` look again."""
-        with self._changed:
-            self._changed.notify_all()
 
     def _pop_window(self) -> tuple[list[Waiting], list[Job]]:
         """The oldest segments that somebody awaits, and the jobs past their deadline; the rest of the head is gone."""

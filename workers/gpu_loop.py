@@ -12,12 +12,9 @@ from __future__ import annotations
 import io
 import logging
 import math
-import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +35,8 @@ logger = logging.getLogger(__name__)
 REFRESH_S = 5.0  # how often costs are compared with what replays really take
 NOTABLE_CHANGE = 0.1  # of a cost; smaller ones are not worth telling anyone
 IDLE_WAIT_S = 0.5  # how long the thread sleeps on an empty queue before it looks around
+NEAR_END = 0.8  # of a replay's time: it may take that much less than predicted without being landed late
+LOOK_S = 0.005  # how often a launch is looked at that may end earlier still
 RETRIED = "replay_failed"  # miss reason of segments that ran eagerly because a run of theirs failed
 PROBE_SIZE = (448, 448)
 ALONE = Replay(key=None, taken=())  # an eager run that no plan asked for
@@ -49,32 +48,7 @@ class Flight:
 
     batch: Batch
     launch: Launch
-
-
-class LaunchWatcher:
-    """A thread that wakes the loop when a launch ends: the loop can then wait for that and for new work at once."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._launches: queue.SimpleQueue[Launch | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
-
-    def __enter__(self) -> LaunchWatcher:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._launches.put(None)
-
-    def watch(self, launch: Launch) -> None:
-        """Wake once it has ended. Launches are watched in the order in which they end."""
-        self._launches.put(launch)
-
-    def _run(self) -> None:
-        while (launch := self._launches.get()) is not None:
-            with suppress(Exception):  # whoever lands it is told what it died of
-                launch.wait()
-            self._wake()
+    near_end_s: float  # when it will soon be over, if it takes what its graph takes; on the monotonic clock
 
 
 class GpuLoop:
@@ -114,33 +88,37 @@ class GpuLoop:
         Raises torch.AcceleratorError when the device context is lost, AssertionError when our own state is.
         """
         refreshed_s = self._now_s()
-        with LaunchWatcher(self._batcher.wake) as watcher:
-            while not self._batcher.aborted:
-                if self._now_s() - refreshed_s > REFRESH_S:
-                    refreshed_s = self._now_s()
-                    if self._costs_moved():
-                        self._use_graphs()
-                batch = self._next(watcher)
-                if batch is not None:
-                    try:
-                        self._in_flight.append(self._launch(batch))
-                    except Exception as error:  # whatever a kernel, the device or an adapter raises
-                        self._rescue(batch.entries, error)
-                elif self._in_flight:
-                    self._land(self._in_flight.popleft())
+        while not self._batcher.aborted:
+            if self._now_s() - refreshed_s > REFRESH_S:
+                refreshed_s = self._now_s()
+                if self._costs_moved():
+                    self._use_graphs()
+            batch = self._next()
+            if batch is not None:
+                try:
+                    self._in_flight.append(self._launch(batch))
+                except Exception as error:  # whatever a kernel, the device or an adapter raises
+                    self._rescue(batch.entries, error)
+            elif self._in_flight:
+                self._land(self._in_flight.popleft())
 
-    def _next(self, watcher: LaunchWatcher) -> Batch | None:
-        """Work for the device as soon as there is some; None when a launch is to be landed first, or nothing came."""
+    def _next(self) -> Batch | None:
+        """Work for the device as soon as there is some; None when a launch is to be landed first, or nothing came.
+
+        While a launch under way has long to go, work is what to wait for; near its end, `_land` waits for that alone:
+        a second thread that waited for it beside us would tell us half a millisecond late.
+        """
         if not self._in_flight:
             return self._batcher.take(self.runner.plan, wait_s=IDLE_WAIT_S)
         if len(self._in_flight) >= self._config.replays_in_flight:
             return None
         batch = self._batcher.take(self.runner.plan, wait_s=0.0)
-        oldest = self._in_flight[0].launch
-        if batch is None and not oldest.done:
-            watcher.watch(oldest)
-            while batch is None and not oldest.done and not self._batcher.aborted:  # what comes may be overdue
-                batch = self._batcher.take(self.runner.plan, wait_s=IDLE_WAIT_S, done=lambda: oldest.done)
+        oldest = self._in_flight[0]
+        while batch is None and not oldest.launch.done and not self._batcher.aborted:
+            left_s = oldest.near_end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            batch = self._batcher.take(self.runner.plan, wait_s=min(left_s, LOOK_S))
         return batch
 
     def prepare(self, encoded: bytes) -> list[Segment]:
@@ -191,7 +169,12 @@ class GpuLoop:
             if entry.job.started_s is None:
                 entry.job.started_s = now_s
                 entry.job.timings_ms["wait"] = (now_s - entry.job.ready_s) * 1e3
-        return Flight(batch, self.runner.submit([entry.segment for entry in batch.entries], batch.replay))
+        launch = self.runner.submit([entry.segment for entry in batch.entries], batch.replay)
+        began_s = time.monotonic()
+        if self._in_flight:  # it starts behind the one before it
+            began_s = max(began_s, self._in_flight[-1].near_end_s)
+        cost_ms = next((view.cost_ms for view in self.graphs if view.key == batch.replay.key), 0.0)
+        return Flight(batch, launch, began_s + NEAR_END * cost_ms / 1e3)
 
     def _land(self, flight: Flight) -> None:
         try:

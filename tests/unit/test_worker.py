@@ -173,7 +173,7 @@ def test_two_replays_are_in_flight_and_never_more(start_worker: StartWorker) -> 
 
 
 def test_work_that_comes_while_a_launch_is_under_way_does_not_wait_for_its_end(start_worker: StartWorker) -> None:
-    runner = FakeRunner()
+    runner = FakeRunner([graph(cost_ms=1500)])
     worker = start_worker(runner)
     runner.gate.clear()
     results = []
