@@ -8,9 +8,9 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow down what runs beside them
 
-import pytest  # noqa: E402
+import pytest
 
-from encoder.pictures import draw_picture  # noqa: E402
+from encoder.pictures import draw_picture
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
