@@ -101,7 +101,7 @@ def _models(parsed: argparse.Namespace) -> int:
     from encoder.adapters.registry import families
 
     rows = [
-        (preset, name, "/".join(family.modalities), family.token_rule, about.summary)
+        (preset, name, "/".join(family.modalities), about.token_rule, about.summary)
         for name, family in families().items()
         for preset, about in family.presets.items()
     ]

@@ -20,8 +20,8 @@ def init_checkpoint(model: str, directory: Path, *, seed: int = 0, dtype: str = 
     """
     if resolve_model(model).snapshot is not None:
         raise ConfigError(f"{model!r} is a checkpoint already; name a preset (`encpool models` lists them)")
-    if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} is not empty; name a new directory")
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise ConfigError(f"{directory} is not an empty directory; name a new one")
     adapter = load_adapter(EncoderConfig(model=model))
     tensors = random_tensors(adapter.weight_shapes(), seed)
     write_snapshot(directory, adapter.checkpoint_config(), tensors, getattr(torch, dtype))

@@ -103,6 +103,7 @@ def write_snapshot(
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, directory / file, metadata={"format": "pt"})
+        (directory / file).chmod(0o644)  # others' workers read it too
         weight_map |= dict.fromkeys(shard, file)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / INDEX).write_text(json.dumps(index, indent=2))

@@ -30,7 +30,8 @@ class EncoderWorkerActor:
 
         A name, not a handle: a restart must not depend on a handle that its creator may have dropped.
         """
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        level = os.environ.get("ENCPOOL_LOG_LEVEL", "WARNING").upper()
+        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
         if config.device == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
             # Threads that wait by spinning take the core that another worker computes on: measured 9 times slower.

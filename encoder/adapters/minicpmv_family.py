@@ -50,11 +50,11 @@ _SIZES = {"2.5": (4096, 96), "2.6": (3584, 64), "4.0": (2560, 64)}  # of a token
 FAMILY = Family(
     model_types=("minicpmv",),
     modalities=("image",),
-    token_rule="64 a slice (96 for 2.5), 1 to 10 slices an image",
     presets={
         f"{size}-minicpmv-{version}": Preset(
             config=_released(version, 256 if size == "tiny" else width, queries, vision),
             summary=f"MiniCPM-V {version}, {text}, seeded random weights",
+            token_rule=f"{queries} a slice, 1 to 10 slices",
         )
         for size, vision, text in (("tiny", _TINY, "2 small layers"), ("random", _FULL, "released size"))
         for version, (width, queries) in _SIZES.items()

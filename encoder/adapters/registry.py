@@ -25,6 +25,7 @@ class Preset:
 
     config: Mapping[str, Any]
     summary: str
+    token_rule: str  # for `encpool models`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,6 @@ class Family:
     model_types: tuple[str, ...]  # of a checkpoint's config.json
     presets: Mapping[str, Preset]
     modalities: tuple[str, ...]
-    token_rule: str  # for `encpool models`
     make: Callable[[Mapping[str, Any], str, EncoderConfig], EncoderAdapter]  # from config.json, name, our config
 
 

@@ -113,8 +113,10 @@ def test_checkpoints_of_other_models_are_refused(tmp_path: Path, config: dict[st
 
 
 def test_directories_and_presets_that_do_not_fit_are_refused(snapshot: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match="is not an empty directory"):
         init_checkpoint(PRESET, snapshot)
+    with pytest.raises(ConfigError, match="is not an empty directory"):
+        init_checkpoint(PRESET, snapshot / "config.json")
     with pytest.raises(ConfigError, match="is a checkpoint already"):
         init_checkpoint(str(snapshot), tmp_path / "other")
     with pytest.raises(ConfigError, match=r"no readable config\.json"):
