@@ -23,7 +23,7 @@ import torch
 from cluster.client import Embedding, Outcome, Source
 from cluster.router import LeaseRequest
 from cluster.routing import Lease, Refusal
-from cluster.transport import WorkerGone
+from cluster.transport import WorkerAway, WorkerGone
 from encoder.errors import (
     DeadlineError,
     EncoderPoolError,
@@ -287,11 +287,11 @@ class Stream:
             call = self._calls.pop(ref)
             try:
                 result = self._transport.result(ref)
+            except (WorkerAway, WorkerLostError):  # it restarts, starts or is closed: it took nothing on board
+                self._leave(call)
+                self._retry_elsewhere(call.items)
             except WorkerGone as error:
                 self._bury(call, str(error))
-            except WorkerLostError:  # it is starting, or closed: it took nothing on board
-                self._retry_elsewhere(call.items)
-                self._transport.suspect(call.incarnation)
             except EncoderPoolError as error:
                 for item in call.items:
                     self._fail(item, error)
@@ -343,9 +343,13 @@ class Stream:
 
     def _bury(self, call: Call, reason: str) -> None:
         """The call's worker died, or is as good as dead."""
-        self._transport.suspect(call.incarnation)
+        self._leave(call)
         for item in call.items:
             self._blame(item, call, reason)
+
+    def _leave(self, call: Call) -> None:
+        """Send nothing more to the call's worker."""
+        self._transport.suspect(call.incarnation)
         unsent = list(self._leased.pop(call.worker_id, ()))
         self._give_back(unsent)
         self._retry_elsewhere(unsent)

@@ -15,10 +15,15 @@ from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError, PoolS
 from workers.messages import EncodeBatch, EncodeResult
 
 FETCH_TIMEOUT_S = 60.0  # for an answer that is known to be there
+NEVER_SENT = ("The actor is restarting", "failed to connect")  # in Ray's errors about an actor that cannot be reached
 
 
 class WorkerGone(Exception):
     """The worker died or cannot be reached; whether the call ran is unknown."""
+
+
+class WorkerAway(WorkerGone):
+    """The worker is restarting or just died: the call never reached it."""
 
 
 class Transport(Protocol):
@@ -124,7 +129,8 @@ class RayTransport:
         except RayTaskError as error:  # a bug of ours in the worker: the traceback is in its log
             raise EncodeError(f"the worker failed on the whole call: {error.cause!r}") from error
         except RayError as error:
-            raise WorkerGone(f"{type(error).__name__}: {error}") from error
+            kind = WorkerAway if any(said in str(error) for said in NEVER_SENT) else WorkerGone
+            raise kind(f"{type(error).__name__}: {error}") from error
         return result
 
     def cancel(self, worker_id: str, call_id: str) -> None:

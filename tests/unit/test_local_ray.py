@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import ray
 from fakes import tiny_config
+from ray.exceptions import ActorUnavailableError
 
 from cluster import local_ray
-from cluster.transport import Gate, RayTransport
+from cluster.transport import Gate, RayTransport, WorkerAway, WorkerGone
 from encoder.errors import PoolClosedError, WorkerStartError
 
 
@@ -118,3 +119,23 @@ def test_a_closed_transport_makes_no_call_that_would_start_a_ray(monkeypatch: py
         with pytest.raises(PoolClosedError):
             call()
     assert fake.num_starts == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("IOError: The actor is restarting.", WorkerAway),
+        ("RpcError: RPC error: failed to connect to all addresses; Connection refused", WorkerAway),
+        ("RpcError: RPC error: Socket closed", WorkerGone),
+    ],
+)
+def test_a_call_that_never_left_is_told_from_one_whose_worker_died(
+    monkeypatch: pytest.MonkeyPatch, said: str, kind: type[WorkerGone]
+) -> None:
+    def get(call: object, **options: object) -> None:
+        raise ActorUnavailableError(said, None)
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(WorkerGone) as caught:
+        RayTransport(object(), lambda worker_id: object(), timeout_s=1).result(1)
+    assert type(caught.value) is kind

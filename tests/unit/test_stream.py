@@ -21,7 +21,7 @@ from cluster.config import PoolConfig
 from cluster.router import LeaseRequest, Router
 from cluster.routing import Lease, Refusal
 from cluster.traces import read_trace
-from cluster.transport import WorkerGone
+from cluster.transport import WorkerAway, WorkerGone
 from encoder.config import EncoderConfig
 from encoder.errors import (
     BadMediaError,
@@ -283,6 +283,20 @@ def test_a_poison_item_fails_alone_and_is_refused_from_then_on() -> None:
     with pytest.raises(PoisonItemError, match="quarantined"):
         encoder.encode(poison)
     assert len(pool.log) == num_calls
+
+
+def test_a_worker_that_was_never_reached_blames_nobody() -> None:
+    pool = FakePool("ab")
+    away = iter(range(12))
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        for _ in away:
+            pool.restart(worker_id)
+            raise WorkerAway("ActorUnavailableError: The actor is restarting.")
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    check(PICTURES[:8], client(pool).encode_many(PICTURES[:8]))
 
 
 def test_copies_of_a_poison_item_do_not_kill_on() -> None:
