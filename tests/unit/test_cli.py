@@ -64,7 +64,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["config", "check", "typo.yaml"], "unknown key 'num_worker'"),
         (["config", "check", "budget.yaml"], "token budget"),
         (["config", "check", "axis.yaml"], "capture axis 'layout' has no keys"),
-        (["init-checkpoint", "tiny-minicpmv-2.6", "used"], "not empty"),
+        (["init-checkpoint", "tiny-minicpmv-2.6", "used"], "not an empty directory"),
         (["init-checkpoint", "nothing", "new"], "no model 'nothing'"),
     ],
 )
