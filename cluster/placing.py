@@ -32,9 +32,15 @@ class _Worker:
 class Placing:
     """One attempt: sets that only grow."""
 
-    def __init__(self, prices: Prices, speeds: Sequence[float], limits: Sequence[int]) -> None:
+    def __init__(
+        self, prices: Prices, speeds: Sequence[float], limits: Sequence[int], sets: Sets | None = None
+    ) -> None:
+        """Begin with the given sets, or with nothing."""
         self._prices = prices
-        self._workers = [_Worker(s, limit, prices.empty()) for s, limit in zip(speeds, limits, strict=True)]
+        self._workers = [
+            _Worker(speed, limit, prices.holding(graphs))
+            for speed, limit, graphs in zip(speeds, limits, sets or [()] * len(speeds), strict=True)
+        ]
 
     def sets(self) -> Sets:
         """What each worker holds."""
@@ -132,7 +138,8 @@ class Placing:
     def use_leftovers(self) -> None:
         """Fill what memory remains: with what is cheaper than all that is held, then with copies."""
         prices = self._prices
-        best_I = np.min([prices.by_kind(worker.held.price_R) for worker in self._workers], axis=0)
+        now = [prices.by_kind(worker.held.price_R) for worker in self._workers]
+        best_I = np.min([*now, prices.by_kind(prices.eager_R)], axis=0)
         while True:
             options = []
             for group in self._groups():

