@@ -243,7 +243,7 @@ def test_no_traffic_and_no_candidates_plan_nothing() -> None:
 def test_the_plan_is_near_the_best_of_all_plans(seed: int) -> None:
     """Of the eager time that the best plan with the same coverage saves, ours saves at least six tenths.
 
-    No constant is proven for the joint problem; over 250 such problems the mean is 0.99 and 1 in 100 is under 0.83.
+    No constant is proven for the joint problem; over 250 like these the mean was 0.99 and one was under 0.77.
     """
     traffic, candidates, workers, busy = scenario(seed)
     speeds = [worker.speed for worker in workers]
