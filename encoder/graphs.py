@@ -226,4 +226,5 @@ class GraphSet:
     def _clear_cache(self) -> None:
         gc.collect()
         if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # runs under way may use what is freed or captured next
             torch.cuda.empty_cache()

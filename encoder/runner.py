@@ -88,6 +88,8 @@ class EncoderRunner:
         self._graphs = GraphSet(adapter, model, device)
         self._ring = StagingRing(device, num_slots=3)
         self._eager: EagerCost | None = None
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # weights were written on another stream than runs read them on
         self._update_table()
 
     @classmethod
@@ -167,7 +169,6 @@ class EncoderRunner:
         if replay.key is None:
             axis_keys, capacity = self.adapter.exact(shapes)
             layout = ArenaLayout.of(self.adapter.inputs(axis_keys, capacity))
-            self._model.reserve(capacity.longest)
         else:
             graph = self._graphs.graphs[replay.key]
             axis_keys, capacity, layout = graph.key.axis_keys, graph.capacity, graph.layout
@@ -178,6 +179,7 @@ class EncoderRunner:
             used_bytes = layout.used_bytes(rows)
             with self._ring.computing(slot, used_bytes):
                 if replay.key is None:
+                    self._model.reserve(capacity.longest)
                     block = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)
                     block[:used_bytes].copy_(slot.device_in[:used_bytes])
                     output_TE = self._model.forward(layout.views(block), axis_keys, capacity)
