@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from cluster import local_ray
 from cluster.client import Client, Embedding, Outcome, Source
-from cluster.config import PoolConfig
+from cluster.config import PoolConfig, load_config
 from cluster.router import Member, RouterActor
 from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
@@ -92,8 +93,10 @@ class EncoderPool:
         self._ray: local_ray.OwnRay | None = None
 
     @classmethod
-    def start(cls, config: PoolConfig) -> EncoderPool:
+    def start(cls, config: PoolConfig | str | Path) -> EncoderPool:
         """Start the router and the workers, and wait until all of them can encode.
+
+        The configuration may be the path of a YAML file.
 
         Uses the Ray cluster this process is connected to, else `ray_address`, else RAY_ADDRESS, else starts a local
         one, which ends with the pool.
@@ -105,6 +108,8 @@ class EncoderPool:
                 load, capture or answer its probe, or that did not within `start_timeout_s`.
         """
         started_s = time.monotonic()
+        if not isinstance(config, PoolConfig):
+            config = load_config(config)
         adapter = load_adapter(config.worker.encoder)  # fails in milliseconds for what no worker could load
         own = local_ray.connect(config)
         pool: EncoderPool | None = None
@@ -151,7 +156,13 @@ class EncoderPool:
     def encode_many(
         self, sources: Iterable[Source], *, timeout_s: float | None = None
     ) -> Generator[Outcome, None, None]:
-        """Outcomes in the order of the sources, streamed with bounded memory. See `Client.encode_many`."""
+        """Outcomes in the order of the sources, streamed with bounded memory. See `Client.encode_many`.
+
+        Raises:
+            TypeError: a single path or bytes object, whose pieces are no sources.
+        """
+        if isinstance(sources, str | bytes | bytearray | memoryview | Path):
+            raise TypeError("encode_many takes many paths or bytes objects; encode takes a single one")
         return self._client.encode_many(sources, timeout_s=timeout_s)
 
     def members(self) -> list[Member]:

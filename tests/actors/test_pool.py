@@ -119,6 +119,12 @@ def test_closing_a_stream_early_leaves_an_idle_pool(pool: EncoderPool, folder: l
     assert pool.encode(folder[1]).tokens.isfinite().all()
 
 
+def test_a_single_path_is_no_list_of_sources(pool: EncoderPool, folder: list[Path]) -> None:
+    for source in (folder[0], str(folder[0]), b"bytes"):
+        with pytest.raises(TypeError, match="encode takes a single one"):
+            pool.encode_many(source)  # type: ignore[arg-type]
+
+
 def test_stats_count_what_ran(pool: EncoderPool, folder: list[Path]) -> None:
     wait_for_both(pool)
     before = pool.stats()
@@ -147,6 +153,13 @@ def test_a_full_pool_refuses_with_a_hint_and_a_patient_client_rides_it_out(
     assert pool.encode(folder[0]).graphs
     assert time.monotonic() - started_s > 0.4
     end.join()
+
+
+def test_a_configuration_file_is_read_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "pool.yaml"
+    file.write_text("num_workers: 1\nworker: {encoder: {model: tiny-minicpmw-2.6}}\n")
+    with pytest.raises(ConfigError, match="did you mean 'tiny-minicpmv-2.6'"):
+        EncoderPool.start(file)
 
 
 def test_an_unknown_model_is_refused_before_anything_starts() -> None:
