@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from encoder.kernels.dispatch import is_hopper, runs_on_triton
+from encoder.kernels.dispatch import cuda_compiles, is_hopper, runs_on_triton
 
 
 def ragged_attention(
@@ -44,7 +44,7 @@ def ragged_attention(
         out = torch.empty(num_rows, width, dtype=qkv.dtype, device=qkv.device)
     assert out.shape == (num_rows, width)
     assert out.is_contiguous()
-    if qkv.is_cuda and is_hopper(qkv.device.index) and fits_hopper(head_width, qkv.dtype):
+    if qkv.is_cuda and is_hopper(qkv.device.index) and fits_hopper(head_width, qkv.dtype) and cuda_compiles():
         from encoder.kernels import hopper_attention
 
         hopper_attention.launch_self_attention(qkv_P3E, cu_seqlens, num_heads, scale, out)

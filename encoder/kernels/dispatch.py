@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 
 import torch
+
+from encoder.kernels.nvrtc import nvrtc
+
+logger = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -22,3 +27,14 @@ def runs_on_triton(x: torch.Tensor) -> bool:
 def is_hopper(device_index: int) -> bool:
     """True for compute capability 9.0 (H100, H200), whose tensor cores `hopper_attention.cu` is written for."""
     return torch.cuda.get_device_capability(device_index) == (9, 0)
+
+
+@functools.cache
+def cuda_compiles() -> bool:
+    """True where torch brought NVRTC, which compiles the CUDA sources."""
+    try:
+        nvrtc()
+    except OSError as error:
+        logger.warning("no NVRTC, attention runs in Triton instead: %s", error)
+        return False
+    return True

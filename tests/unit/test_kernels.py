@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from encoder.kernels import dispatch
 from encoder.kernels.attention import ragged_attention, ragged_cross_attention
 from encoder.kernels.elementwise import patches_to_pixels
 from encoder.kernels.hopper_attention import Boxes, num_stages, self_attention_source, shape_for, shared_bytes
@@ -140,3 +141,15 @@ def test_hopper_kernel_fits_every_head_width(head_width: int) -> None:
     producer, consumer = shape.registers
     assert 128 * producer + 128 * shape.consumers * consumer <= 65536
     assert f"m64n{head_width}k16" in self_attention_source(head_width, torch.bfloat16, shape)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_a_compiler_attention_is_left_to_triton(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nvrtc() -> None:
+        if not is_there:
+            raise OSError("libnvrtc.so.13: cannot open shared object file")
+
+    dispatch.cuda_compiles.cache_clear()
+    monkeypatch.setattr(dispatch, "nvrtc", nvrtc)
+    assert dispatch.cuda_compiles() is is_there
+    dispatch.cuda_compiles.cache_clear()
