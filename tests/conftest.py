@@ -9,8 +9,13 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow down what runs beside them
 
 import pytest
+from hypothesis import settings
 
 from encoder.pictures import draw_picture
+
+# No deadline: a busy machine is no failure. The same examples every time where a change is judged.
+settings.register_profile("encpool", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("encpool")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
