@@ -167,6 +167,18 @@ def _bench_engine(parsed: argparse.Namespace) -> int:
     return OK
 
 
+def _bench_router(parsed: argparse.Namespace) -> int:
+    from cluster.benchmark.router import bench_router, table, write_json, write_plot
+
+    report = bench_router(with_ray=not parsed.no_ray)
+    print(table(report))
+    if parsed.json is not None:
+        write_json(report, parsed.json)
+    if parsed.plot is not None:
+        write_plot(report, parsed.plot)
+    return OK
+
+
 # --- arguments ---
 
 
@@ -251,6 +263,11 @@ def _parser() -> argparse.ArgumentParser:
     engine.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     engine.add_argument("--plot", type=Path, metavar="FILE", help="and draw them here (needs encpool[bench])")
     engine.set_defaults(run=_bench_engine)
+    router = subjects.add_parser("router", help="routing decisions: how fast, and what they are worth; needs no GPU")
+    router.add_argument("--no-ray", action="store_true", help="leave out the router actor")
+    router.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    router.add_argument("--plot", type=Path, metavar="FILE", help="and draw them here (needs encpool[bench])")
+    router.set_defaults(run=_bench_router)
     return parser
 
 

@@ -9,29 +9,23 @@ import logging
 import os
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import count
 
-from cluster.routing import Choice, Lease, Refusal, WorkerView, assign
+from cluster.leases import Answer, Ask, Grant, Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.routing import Seat, WorkerIndex, WorkerView, assign
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig
-from encoder.types import ItemShape
 from workers.costs import CostTable
 from workers.messages import Beat, ErrorNote, WorkerReport, WorkerState
 
 logger = logging.getLogger(__name__)
 
 SUSPICION_S = 1.5  # reports that were under way when a worker died arrive well within it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRequest:
-    """One item that a client wants to send."""
-
-    shape: ItemShape
-    exclude: frozenset[str] = frozenset()  # incarnations of workers it must not go to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +41,6 @@ class Member:
     leasable: bool
     host: str
     gpu_uuid: str | None
-
-
-@dataclass(slots=True)
-class _Held:
-    """A lease and where its cost is counted."""
-
-    worker: WorkerView
-    cost_ms: float
 
 
 class Router:
@@ -76,37 +62,38 @@ class Router:
         self._rng = rng or random.Random()
         self._workers: dict[str, WorkerView] = {}
         self._reports: dict[str, WorkerReport] = {}
-        self._leases: dict[int, _Held] = {}
-        self._expiries: deque[tuple[float, int]] = deque()  # in order: every lease lives equally long
+        self._index = WorkerIndex(axis_choices=adapter.axis_choices, measure=adapter.measure, rng=self._rng)
+        self._checks: list[tuple[float, int, WorkerView]] = []  # a heap: when time alone may change who is leasable
+        self._check_numbers = count()
+        self._leases: dict[int, Seat] = {}
+        self._expiries: deque[tuple[float, int, int]] = deque()  # in order: every lease lives equally long
         self._next_lease = self._rng.getrandbits(48)  # a restarted router's ids never meet those of the one before
 
     # --- workers -------------------------------------------------------------------------------------------------
 
     def register(self, report: WorkerReport) -> None:
         """A worker is ready, holds other graphs than before, or could not start. A new incarnation starts empty."""
-        known = self._workers.get(report.worker_id)
-        if known is not None and known.incarnation != report.incarnation:
-            self._drop_leases(known)
-            known = None
-        self._reports[report.worker_id] = report
-        self._workers[report.worker_id] = view = WorkerView(
-            worker_id=report.worker_id,
-            incarnation=report.incarnation,
-            state=report.state,
-            costs=CostTable(
-                report.graphs,
-                axis_choices=self._adapter.axis_choices,
-                measure=self._adapter.measure,
-                eager_ms_per_patch=report.eager_ms_per_patch,
-            ),
-            max_queue_ms=report.max_queue_ms,
-            heard_s=self._now_s(),
+        costs = CostTable(
+            report.graphs,
+            axis_choices=self._adapter.axis_choices,
+            measure=self._adapter.measure,
+            eager_ms_per_patch=report.eager_ms_per_patch,
         )
-        if known is not None:
-            view.in_flight_ms, view.suspect_until_s = known.in_flight_ms, known.suspect_until_s
-            for held in self._leases.values():
-                if held.worker is known:
-                    held.worker = view
+        view = self._workers.get(report.worker_id)
+        if view is not None:
+            self._unlist(view)
+        if view is None or view.incarnation != report.incarnation:
+            view = self._workers[report.worker_id] = WorkerView(
+                worker_id=report.worker_id,
+                incarnation=report.incarnation,
+                state=report.state,
+                costs=costs,
+                max_queue_ms=report.max_queue_ms,
+            )
+        view.state, view.costs, view.max_queue_ms = report.state, costs, report.max_queue_ms
+        view.heard_s = self._now_s()
+        self._reports[report.worker_id] = report
+        self._refresh(view)
         logger.info("%s is %s with %d graphs", report.incarnation, report.state, len(report.graphs))
 
     def beat(self, beat: Beat) -> bool:
@@ -117,29 +104,54 @@ class Router:
         if view is None or view.incarnation != beat.incarnation:
             return False
         view.heard_s = self._now_s()
-        view.state = beat.state
+        if view.state is not beat.state or view not in self._index:
+            view.state = beat.state
+            self._refresh(view)
         return True
 
     def suspect(self, incarnation: str) -> None:
         """A client found this worker dead or stuck: no leases until it is heard from again."""
         for view in self._workers.values():
             if view.incarnation == incarnation:
-                if self._leasable(view):  # its other callers say the same in a moment
+                if view in self._index:  # its other callers say the same in a moment
                     logger.warning("%s is suspected dead", incarnation)
-                view.suspect_until_s = self._now_s() + SUSPICION_S
-                view.heard_s = float("-inf")
-                self._drop_leases(view)
+                    self._unlist(view)
+                # Its leases go with the old view: they count nowhere from now on.
+                self._workers[view.worker_id] = replace(
+                    view, in_flight_ms=0.0, heard_s=float("-inf"), suspect_until_s=self._now_s() + SUSPICION_S
+                )
+                return
 
     def forget(self, worker_id: str) -> None:
         """The worker was taken out of the pool."""
         view = self._workers.pop(worker_id, None)
         self._reports.pop(worker_id, None)
         if view is not None:
-            self._drop_leases(view)
+            self._unlist(view)
+
+    def _unlist(self, view: WorkerView) -> None:
+        if view in self._index:
+            self._index.remove(view)
+
+    def _refresh(self, view: WorkerView) -> None:
+        """List the worker if it may get leases, else not, and look again when time alone may change that."""
+        now_s = self._now_s()
+        ready = view.state is WorkerState.READY
+        silent_at_s = view.heard_s + self._silent_timeout_s
+        if ready and view.suspect_until_s <= now_s < silent_at_s:
+            if view not in self._index:
+                self._index.add(view)
+            check_s = silent_at_s
+        else:
+            self._unlist(view)
+            check_s = view.suspect_until_s
+        if ready and check_s > now_s:
+            heappush(self._checks, (check_s, next(self._check_numbers), view))
 
     def members(self) -> list[Member]:
         """Every worker that has registered."""
         self.expire()
+        leases = Counter(seat.worker for seat in self._leases.values())
         members = []
         for view in self._workers.values():
             report = self._reports[view.worker_id]
@@ -150,8 +162,8 @@ class Router:
                     state=view.state,
                     error=report.error,
                     in_flight_ms=view.in_flight_ms,
-                    num_leases=sum(held.worker is view for held in self._leases.values()),
-                    leasable=self._leasable(view),
+                    num_leases=leases[view],
+                    leasable=view in self._index,
                     host=report.host,
                     gpu_uuid=report.gpu_uuid,
                 )
@@ -162,26 +174,35 @@ class Router:
 
     def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
         """A lease or a refusal for each request, in order."""
-        self.expire()
-        workers = [view for view in self._workers.values() if self._leasable(view)]
-        return [self._assign(request, workers) for request in requests]
+        return unpack(self.lease(pack(requests)))
 
-    def _assign(self, request: LeaseRequest, workers: Sequence[WorkerView]) -> Lease | Refusal:
-        choice = assign(request.shape.grids, workers, self._rng, request.exclude)
-        if not isinstance(choice, Choice):
-            return choice
-        view, quote = choice.worker, choice.quote
-        self._next_lease += 1
-        view.in_flight_ms += quote.cost_ms
-        self._leases[self._next_lease] = _Held(view, quote.cost_ms)
-        self._expiries.append((self._now_s() + self._lease_timeout_s, self._next_lease))
-        return Lease(
-            lease_id=self._next_lease,
-            worker_id=view.worker_id,
-            incarnation=view.incarnation,
-            key=quote.key,
-            cost_ms=quote.cost_ms,
-        )
+    def lease(self, ask: Ask) -> Answer:
+        """The same as it travels."""
+        self.expire()
+        shapes, which, excluded = ask
+        plans = [self._index.plan(grids) for grids in shapes]
+        leases = self._leases
+        first = self._next_lease + 1
+        self._next_lease += len(which)
+        self._expiries.append((self._now_s() + self._lease_timeout_s, first, self._next_lease))
+        entries: list[Grant | Refusal] = []
+        refused: dict[int, Refusal] = {}  # in one call queues only grow: who got no room for a shape gets none again
+        for lease_id, number in enumerate(which, first):
+            exclude = excluded.get(lease_id - first, ()) if excluded else ()
+            if refused and number in refused and not exclude:
+                entries.append(refused[number])
+                continue
+            choice = assign(plans[number], exclude)
+            if isinstance(choice, Refusal):
+                entries.append(choice)
+                if not exclude:
+                    refused[number] = choice
+                continue
+            seat = choice[0]
+            seat.worker.in_flight_ms += seat.cost_ms
+            leases[lease_id] = seat
+            entries.append(seat.grant)
+        return first, entries
 
     def release(self, lease_ids: Sequence[int]) -> None:
         """Leases that a client will not use."""
@@ -189,29 +210,24 @@ class Router:
             self._end(lease_id)
 
     def expire(self) -> None:
-        """End the leases whose time is up."""
+        """End the leases whose time is up, and list no worker that has been silent for too long."""
         now_s = self._now_s()
         while self._expiries and self._expiries[0][0] <= now_s:
-            self._end(self._expiries.popleft()[1])
-
-    def _leasable(self, view: WorkerView) -> bool:
-        now_s = self._now_s()
-        return (
-            view.state is WorkerState.READY
-            and now_s - view.heard_s < self._silent_timeout_s
-            and now_s >= view.suspect_until_s
-        )
+            _, first, last = self._expiries.popleft()
+            for lease_id in range(first, last + 1):
+                self._end(lease_id)
+        while self._checks and self._checks[0][0] <= now_s:
+            view = heappop(self._checks)[2]
+            if self._workers.get(view.worker_id) is view:
+                self._refresh(view)
 
     def _end(self, lease_id: int) -> None:
-        held = self._leases.pop(lease_id, None)
-        if held is not None:
-            held.worker.in_flight_ms -= held.cost_ms
-            if held.worker.in_flight_ms < 1e-6:  # rounding errors must not add up, or keep an idle worker "busy"
-                held.worker.in_flight_ms = 0.0
-
-    def _drop_leases(self, view: WorkerView) -> None:
-        self._leases = {key: held for key, held in self._leases.items() if held.worker is not view}
-        view.in_flight_ms = 0.0
+        seat = self._leases.pop(lease_id, None)
+        if seat is not None:
+            worker = seat.worker
+            worker.in_flight_ms -= seat.cost_ms
+            if worker.in_flight_ms < 1e-6:  # rounding errors must not add up, or keep an idle worker "busy"
+                worker.in_flight_ms = 0.0
 
 
 class RouterActor(Router):

@@ -1,20 +1,34 @@
-"""Which worker takes an item: a pure function over what the router knows of each worker. No Ray, no torch."""
+"""Which worker takes an item: a pure choice over an index of what the router knows of each worker. No Ray, no torch.
+
+An item costs about the same on all workers that hold the same graphs for it and are as fast. `WorkerIndex` keeps such
+groups, cheapest first, for each shape seen; they change when a worker comes, goes or holds other graphs, not with
+every item. `assign` compares a few of each group (Mitzenmacher, "The power of two choices", 2001), so it takes as long
+for thousands of workers as for ten, and looks no further than the first group while no other can finish sooner.
+"""
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
-from encoder.types import GraphKey, Grid
+from cluster.leases import Grant, Refusal
+from encoder.types import AxisKeys, Capacity, Grid, SegmentShape
 from workers.costs import CostTable, Quote
 from workers.messages import WorkerState
 
 NO_WORKER_RETRY_MS = 200.0
-TIE = 1.05  # costs are measured, so equals differ a little
+TIE = 0.05  # of an item's cost: costs are measured, so equals differ a little
+ROUNDS, SPAN = 4, 64  # how often pairs drawn by lot are used, and how many are drawn at once at least
+ALIKE = 1.25  # costs within this factor make one group
+SPEED_STEP = math.log(1.5)  # workers are grouped by speed in such steps before anything is priced
+MAX_REMEMBERED_PLANS = 8192
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class WorkerView:
     """A worker as the router sees it. Only the router changes it."""
 
@@ -32,74 +46,232 @@ class WorkerView:
         return self.in_flight_ms <= 0 or self.in_flight_ms + cost_ms <= self.max_queue_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The worker for an item, its cost there, and who would be next."""
+class Seat:
+    """An item's shape on one worker: what it costs there, and how a lease for it travels."""
 
-    worker: WorkerView
-    quote: Quote
-    second: WorkerView | None
+    __slots__ = ("cost_ms", "grant", "incumbent_ms", "quote", "worker")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Nobody takes the item now."""
-
-    saturated: bool  # False: no worker is up that may take it
-    retry_ms: float  # when to come back
-    message: str
+    def __init__(self, worker: WorkerView, quote: Quote) -> None:
+        self.worker = worker
+        self.quote = quote
+        self.cost_ms = quote.cost_ms
+        self.incumbent_ms = (1 - TIE) * quote.cost_ms  # its cost when it was drawn first: others have to beat that
+        graph = None if quote.key is None else str(quote.key)
+        self.grant: Grant = (worker.worker_id, worker.incarnation, graph, quote.cost_ms)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """Permission to send an item to a worker. Ends when the worker reports it settled, dies, or time is up."""
+class Group:
+    """Workers on which a shape costs about the same. Each is priced when it is first drawn."""
 
-    lease_id: int
-    worker_id: str
-    incarnation: str
-    key: GraphKey | None  # graph that takes most of it; None: eagerly
-    cost_ms: float
+    __slots__ = ("_grids", "_seats", "_workers", "floor_ms", "pairs")
+
+    def __init__(self, grids: tuple[Grid, ...], workers: list[WorkerView], floor_ms: float, rng: random.Random) -> None:
+        self._grids = grids
+        self._workers = workers
+        self._seats: list[Seat | None] = [None] * len(workers)
+        self.floor_ms = floor_ms  # the least cost known
+        self.pairs = chain.from_iterable(self._rounds(rng))
+
+    def seats(self) -> Iterator[Seat]:
+        """Every worker once."""
+        return map(self._seat, range(len(self._workers)))
+
+    def _seat(self, index: int) -> Seat:
+        seat = self._seats[index]
+        if seat is None:
+            worker = self._workers[index]
+            seat = self._seats[index] = Seat(worker, worker.costs.quote(self._grids))
+            self.floor_ms = min(self.floor_ms, seat.cost_ms)
+        return seat
+
+    def _rounds(self, rng: random.Random) -> Iterator[Iterable[tuple[Seat, Seat]]]:
+        """Two different workers by lot, without end; one worker alone is a pair with itself.
+
+        A round goes through all of them, in an order that changes now and then, and puts each beside the one that
+        stands some way behind it, each time another way. So nobody is passed over by bad luck, and a pair costs no
+        random number of its own.
+        """
+        size = len(self._workers)
+        order = list(range(size))
+        rng.shuffle(order)
+        yield ((self._seat(index), self._seat(order[place - 1])) for place, index in enumerate(order))
+        seats = list(self.seats())
+        num_turns = max(1, SPAN // size)
+        while True:
+            rng.shuffle(seats)
+            for _ in range(ROUNDS):
+                behind: list[Seat] = []
+                for _ in range(num_turns):
+                    shift = 1 + int(rng.random() * (size - 1))
+                    behind += seats[shift:]
+                    behind += seats[:shift]
+                for _ in range(ROUNDS):
+                    yield zip(seats * num_turns, behind, strict=True)
 
 
-def assign(
-    grids: tuple[Grid, ...],
-    workers: Iterable[WorkerView],
-    rng: random.Random,
-    exclude: Collection[str] = (),
-) -> Choice | Refusal:
-    """Choose the worker that would finish an item first.
+class Plan:
+    """Where items of one shape may go: groups, cheapest first."""
+
+    __slots__ = ("groups", "others", "pairs")
+
+    def __init__(self, groups: list[Group]) -> None:
+        self.groups = groups
+        self.pairs = groups[0].pairs if groups else None  # of the cheapest
+        self.others = groups[1:]
+
+
+Choice = tuple[Seat, "Seat | None"]
+"""The worker for an item, and who would be next."""
+
+
+class WorkerIndex:
+    """The workers that may get leases, by the graphs they hold."""
+
+    def __init__(
+        self,
+        *,
+        axis_choices: Callable[[Grid], list[AxisKeys]],
+        measure: Callable[[Grid], SegmentShape],
+        rng: random.Random,
+    ) -> None:
+        self._axis_choices = axis_choices
+        self._measure = measure
+        self._rng = rng
+        self._views: dict[int, WorkerView] = {}  # by slot; slots order a group, so that a seed tells all
+        self._slots: dict[WorkerView, int] = {}
+        self._next_slot = 0
+        self._holders: dict[AxisKeys, dict[tuple[Capacity, ...], set[int]]] = defaultdict(dict)
+        self._by_speed: dict[int, set[int]] = defaultdict(set)
+        self._splits: dict[Grid, list[set[int]]] = {}
+        self._plans: dict[tuple[Grid, ...], Plan] = {}
+
+    def __contains__(self, view: WorkerView) -> bool:
+        return view in self._slots
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, view: WorkerView) -> None:
+        """Let it get leases. Its cost table must stay the same until it is removed."""
+        slot = self._slots[view] = self._next_slot
+        self._next_slot += 1
+        self._views[slot] = view
+        for slots in self._sets_of(view):
+            slots.add(slot)
+        self._forget()
+
+    def remove(self, view: WorkerView) -> None:
+        """No more leases for it."""
+        slot = self._slots.pop(view)
+        del self._views[slot]
+        for slots in self._sets_of(view):
+            slots.discard(slot)
+        self._forget()
+
+    def _sets_of(self, view: WorkerView) -> Iterator[set[int]]:
+        yield self._by_speed[round(math.log(max(view.costs.eager_ms_per_patch, 1e-9)) / SPEED_STEP)]
+        for axis_keys, ladder in view.costs.ladders.items():
+            yield self._holders[axis_keys].setdefault(tuple(graph.capacity for graph in ladder), set())
+
+    def _forget(self) -> None:
+        self._splits.clear()
+        self._plans.clear()
+
+    def plan(self, grids: tuple[Grid, ...]) -> Plan:
+        """The groups for items of this shape."""
+        plan = self._plans.get(grids)
+        if plan is None:
+            if len(self._plans) >= MAX_REMEMBERED_PLANS:
+                self._plans.clear()
+            plan = self._plans[grids] = self._plan(grids)
+        return plan
+
+    def _plan(self, grids: tuple[Grid, ...]) -> Plan:
+        blocks = [slots for slots in self._by_speed.values() if slots]
+        for grid in dict.fromkeys(grids):
+            blocks = [both for part in self._split(grid) for block in blocks if (both := block & part)]
+        priced = sorted((self._views[min(slots)].costs.quote(grids).cost_ms, min(slots), slots) for slots in blocks)
+        groups: list[Group] = []
+        while priced:
+            floor_ms = priced[0][0]
+            alike = [slots for cost_ms, _, slots in priced if cost_ms <= ALIKE * floor_ms]
+            workers = [self._views[slot] for slot in sorted(set().union(*alike))]
+            groups.append(Group(grids, workers, floor_ms, self._rng))
+            del priced[: len(alike)]
+        return Plan(groups)
+
+    def _split(self, grid: Grid) -> list[set[int]]:
+        """The workers by the graphs that a segment of this grid would go to; the last ones run it eagerly."""
+        parts = self._splits.get(grid)
+        if parts is None:
+            parts, left, shape = [], set(self._views), self._measure(grid)
+            for axis_keys in self._axis_choices(grid):
+                for capacities, slots in self._holders.get(axis_keys, {}).items():
+                    if any(capacity.admits(shape) for capacity in capacities):
+                        parts.append(left & slots)
+                        left = left - slots
+            self._splits[grid] = parts = [part for part in (*parts, left) if part]
+        return parts
+
+
+def assign(plan: Plan, exclude: Collection[str] = ()) -> Choice | Refusal:
+    """Choose the worker that would finish an item first, of two in a group drawn by lot, and who would be next.
 
     Work costs less where a graph matches than where it must run eagerly, so holders of the graph come first until
-    their backlog outweighs that; then the work goes elsewhere. Equals are drawn by lot.
+    their backlog outweighs that; then the work goes elsewhere. An item is refused only if nobody has room for it.
 
     Args:
-        grids: the item's segments.
-        workers: those that may get leases.
+        plan: where items of its shape may go.
         exclude: incarnations that this item must not go to (again).
     """
+    if plan.pairs is None:
+        return scan(plan, exclude)
+    best, second = next(plan.pairs)
+    best_ms = best.worker.in_flight_ms + best.incumbent_ms
+    second_ms = second.worker.in_flight_ms + second.cost_ms
+    if second_ms < best_ms:
+        best, second, best_ms = second, best, second_ms
+    for group in plan.others:
+        if group.floor_ms >= best_ms and second is not best:
+            break
+        seat = next(group.pairs)[0]
+        seat_ms = seat.worker.in_flight_ms + seat.cost_ms
+        if seat_ms < best_ms:
+            best, second, best_ms = seat, best, seat_ms
+        elif second is best:
+            second = seat
+    worker = best.worker
+    if worker.in_flight_ms + best.cost_ms > worker.max_queue_ms and worker.in_flight_ms > 0:
+        return scan(plan, exclude)
+    if exclude and (worker.incarnation in exclude or second.worker.incarnation in exclude):
+        return scan(plan, exclude)
+    return best, second if second is not best else None
+
+
+def scan(plan: Plan, exclude: Collection[str] = ()) -> Choice | Refusal:
+    """The same choice among all workers, in time that grows with them."""
     num_up = 0
-    room_in_ms = float("inf")
-    best: list[tuple[float, bool, WorkerView, Quote]] = []
-    for worker in workers:
-        if worker.incarnation in exclude:
-            continue
-        num_up += 1
-        quote = worker.costs.quote(grids)
-        if worker.has_room(quote.cost_ms):
-            best.append((worker.in_flight_ms + quote.cost_ms, not quote.held, worker, quote))
-        else:
-            room_in_ms = min(room_in_ms, worker.in_flight_ms + quote.cost_ms - worker.max_queue_ms)
+    room_in_ms = math.inf
+    best: list[tuple[float, Seat]] = []
+    for group in plan.groups:
+        for seat in group.seats():
+            worker = seat.worker
+            if worker.incarnation in exclude:
+                continue
+            num_up += 1
+            finish_ms = worker.in_flight_ms + seat.cost_ms
+            if worker.has_room(seat.cost_ms):
+                best.append((finish_ms, seat))
+            else:
+                room_in_ms = min(room_in_ms, finish_ms - worker.max_queue_ms)
+    if best:
+        first = min(best, key=lambda entry: entry[0])
+        others = [entry for entry in best if entry is not first]
+        return first[1], min(others, key=lambda entry: entry[0])[1] if others else None
     if not num_up:
         return Refusal(saturated=False, retry_ms=NO_WORKER_RETRY_MS, message="no worker is up that may take it")
-    if not best:
-        return Refusal(
-            saturated=True,
-            retry_ms=room_in_ms,
-            message=f"all {num_up} workers are full; retry in {room_in_ms:.0f} ms",
-        )
-    finish_ms, eager, _, _ = min(best, key=lambda entry: entry[:2])
-    equals = [entry for entry in best if entry[0] <= finish_ms * TIE and entry[1] == eager]
-    chosen = equals[0] if len(equals) == 1 else rng.choice(equals)
-    others = [entry for entry in best if entry is not chosen]
-    second = min(others, key=lambda entry: entry[:2], default=None)
-    return Choice(chosen[2], chosen[3], None if second is None else second[2])
+    return Refusal(
+        saturated=True,
+        retry_ms=room_in_ms,
+        message=f"all {num_up} workers are full; retry in {room_in_ms:.0f} ms",
+    )

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from cluster.client import Embedding, Outcome, Source
-from cluster.router import LeaseRequest
-from cluster.routing import Lease, Refusal
+from cluster.leases import Lease, LeaseRequest, Refusal
 from cluster.transport import WorkerAway, WorkerGone
 from encoder.errors import (
     DeadlineError,

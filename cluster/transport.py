@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from cluster.router import LeaseRequest
-from cluster.routing import NO_WORKER_RETRY_MS, Lease, Refusal
+from cluster.leases import Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.routing import NO_WORKER_RETRY_MS
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError, PoolSaturatedError
 from workers.messages import EncodeBatch, EncodeResult
 
@@ -95,8 +95,8 @@ class RayTransport:
     def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
         try:
             with self.gate:
-                call = self._router.assign.remote(list(requests))
-                answer: list[Lease | Refusal] = ray.get(call, timeout=self._timeout_s)
+                call = self._router.lease.remote(pack(requests))
+                return unpack(ray.get(call, timeout=self._timeout_s))
         except (RayActorError, GetTimeoutError) as error:
             away = Refusal(
                 saturated=False,
@@ -104,7 +104,6 @@ class RayTransport:
                 message=f"the router does not answer ({type(error).__name__})",
             )
             return [away] * len(requests)
-        return answer
 
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
         try:

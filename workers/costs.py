@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from encoder.packing import GraphTable, GraphView
@@ -34,8 +34,13 @@ class CostTable:
     ) -> None:
         self._table = GraphTable(graphs, axis_choices, measure)
         self._measure = measure
-        self._eager_ms_per_patch = eager_ms_per_patch
+        self.eager_ms_per_patch = eager_ms_per_patch
         self._quotes: dict[tuple[Grid, ...], Quote] = {}
+
+    @property
+    def ladders(self) -> Mapping[AxisKeys, Sequence[GraphView]]:
+        """The graphs by axis keys, each ladder by budget."""
+        return self._table.ladders
 
     def quote(self, grids: tuple[Grid, ...]) -> Quote:
         """Cost of an item's segments, each at its share of the graph that serves it most cheaply."""
@@ -62,7 +67,7 @@ class CostTable:
         shape = self._measure(grid)
         axis_keys, _ = self._table.home(grid)
         if axis_keys is None:
-            return self._eager_ms_per_patch * shape.num_patches, None, shape.num_patches
+            return self.eager_ms_per_patch * shape.num_patches, None, shape.num_patches
         prices = [
             (view.cost_ms * share(shape, view.capacity), view.key)
             for view in self._table.ladders[axis_keys]

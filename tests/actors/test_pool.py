@@ -18,8 +18,7 @@ from fakes import tiny_config
 
 from cluster import EncoderPool
 from cluster.client import Client, Outcome
-from cluster.router import LeaseRequest
-from cluster.routing import Lease
+from cluster.leases import Lease, LeaseRequest
 from encoder.adapters.registry import load_adapter
 from encoder.errors import (
     BadMediaError,

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 BELOW: dict[str, set[str]] = {"encoder": set(), "workers": {"encoder"}, "cluster": {"encoder", "workers"}}
 
 RAY_FILES = {
+    "cluster/benchmark/rates.py",
     "workers/actor.py",
     "cluster/router.py",
     "cluster/pool.py",
@@ -39,8 +40,10 @@ WITHOUT_TORCH = [
     "cluster.config",
     "cluster.forecast",
     "cluster.histogram",
+    "cluster.leases",
     "cluster.placing",
     "cluster.planning",
+    "cluster.routing",
     "cluster.sources",
     "cluster.traces",
 ]

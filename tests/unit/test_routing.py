@@ -7,12 +7,13 @@ from collections import Counter
 
 import pytest
 from fakes import TOKENS, Clock, fake_adapter, graph, report
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.router import LeaseRequest, Router
-from cluster.routing import Choice, Lease, Refusal, WorkerView, assign
+from cluster.leases import Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.router import Router
+from cluster.routing import Seat, WorkerIndex, WorkerView, assign, scan
 from encoder.packing import GraphView
 from encoder.types import ItemShape
 from workers.costs import CostTable
@@ -39,10 +40,24 @@ def view(worker_id: str, *graphs: GraphView, in_flight_ms: float = 0.0, eager_ms
     )
 
 
-def chosen(*workers: WorkerView, exclude: tuple[str, ...] = ()) -> str:
-    choice = assign(GRIDS, workers, random.Random(0), exclude)
-    assert isinstance(choice, Choice), choice
-    return choice.worker.worker_id
+def index(*workers: WorkerView, rng: random.Random | None = None) -> WorkerIndex:
+    adapter = fake_adapter()
+    made = WorkerIndex(axis_choices=adapter.axis_choices, measure=adapter.measure, rng=rng or random.Random(0))
+    for worker in workers:
+        made.add(worker)
+    return made
+
+
+def choose(
+    *workers: WorkerView, exclude: tuple[str, ...] = (), rng: random.Random | None = None
+) -> tuple[Seat, Seat | None] | Refusal:
+    return assign(index(*workers, rng=rng).plan(GRIDS), exclude)
+
+
+def chosen(*workers: WorkerView, exclude: tuple[str, ...] = (), rng: random.Random | None = None) -> str:
+    choice = choose(*workers, exclude=exclude, rng=rng)
+    assert isinstance(choice, tuple), choice
+    return choice[0].worker.worker_id
 
 
 def shape(num_segments: int = 1, height: int = 10) -> ItemShape:
@@ -86,7 +101,7 @@ def test_segments_that_no_graph_takes_are_priced_eagerly() -> None:
 def test_a_full_worker_is_passed_over_and_a_full_pool_refuses_with_a_hint() -> None:
     full = view("full", graph(cost_ms=8), in_flight_ms=99.5)
     assert chosen(full, view("eager", in_flight_ms=80)) == "eager"
-    refusal = assign(GRIDS, [full], random.Random(0))
+    refusal = choose(full)
     assert refusal == Refusal(saturated=True, retry_ms=0.5, message="all 1 workers are full; retry in 0 ms")
 
 
@@ -97,16 +112,16 @@ def test_an_idle_worker_takes_an_item_of_any_cost() -> None:
 def test_an_excluded_worker_gets_nothing() -> None:
     holder = view("holder", graph(cost_ms=8))
     assert chosen(holder, view("eager"), exclude=("holder/0",)) == "eager"
-    refusal = assign(GRIDS, [holder], random.Random(0), {"holder/0"})
+    refusal = choose(holder, exclude=("holder/0",))
     assert isinstance(refusal, Refusal)
     assert not refusal.saturated
 
 
 def test_there_is_a_second_choice() -> None:
-    choice = assign(GRIDS, [view("eager"), view("holder", graph(cost_ms=8))], random.Random(0))
-    assert isinstance(choice, Choice)
-    assert choice.second is not None
-    assert choice.second.worker_id == "eager"
+    choice = choose(view("eager"), view("holder", graph(cost_ms=8)))
+    assert isinstance(choice, tuple)
+    assert choice[1] is not None
+    assert choice[1].worker.worker_id == "eager"
 
 
 def test_equals_are_drawn_by_lot() -> None:
@@ -114,10 +129,106 @@ def test_equals_are_drawn_by_lot() -> None:
     workers = [view(str(number), graph(cost_ms=8 + number / 100)) for number in range(4)]
     draws: Counter[str] = Counter()
     for _ in range(400):
-        choice = assign(GRIDS, workers, rng)
-        assert isinstance(choice, Choice)
-        draws[choice.worker.worker_id] += 1
+        draws[chosen(*workers, rng=rng)] += 1
     assert min(draws.values()) > 60
+
+
+# --- assign: many workers ---------------------------------------------------------------------------------------------
+
+GRAPH_SETS = st.lists(
+    st.sampled_from([(), (graph(cost_ms=8),), (graph(cost_ms=16),), (graph(longest=50),), (graph(2), graph(16))]),
+    min_size=1,
+    max_size=24,
+)
+LOADS_MS = st.lists(st.floats(0, 120), min_size=24, max_size=24)
+
+
+def pool_of(sets: list[tuple[GraphView, ...]], loads_ms: list[float]) -> list[WorkerView]:
+    return [
+        view(f"w{number}", *graphs, in_flight_ms=load_ms)
+        for number, (graphs, load_ms) in enumerate(zip(sets, loads_ms, strict=False))
+    ]
+
+
+@given(sets=GRAPH_SETS, loads_ms=LOADS_MS, num_excluded=st.integers(0, 12), seed=st.integers(0, 99))
+def test_an_item_is_refused_only_if_nobody_has_room_and_the_hint_is_exact(
+    sets: list[tuple[GraphView, ...]], loads_ms: list[float], num_excluded: int, seed: int
+) -> None:
+    workers = pool_of(sets, loads_ms)
+    excluded = {worker.incarnation for worker in workers[:num_excluded]}
+    allowed = workers[num_excluded:]
+    costs_ms = {worker.worker_id: worker.costs.quote(GRIDS).cost_ms for worker in allowed}
+    choice = choose(*workers, exclude=tuple(excluded), rng=random.Random(seed))
+    if isinstance(choice, Refusal):
+        assert not any(worker.has_room(costs_ms[worker.worker_id]) for worker in allowed)
+        assert choice.saturated == bool(allowed)
+        waits_ms = [worker.in_flight_ms + costs_ms[worker.worker_id] - worker.max_queue_ms for worker in allowed]
+        assert choice.retry_ms == pytest.approx(min(waits_ms, default=200.0))
+    else:
+        seat, second = choice
+        assert seat.worker in allowed
+        assert seat.worker.has_room(seat.cost_ms)
+        assert seat.grant == (seat.worker.worker_id, seat.worker.incarnation, seat.grant[2], seat.cost_ms)
+        assert second is None or second.worker is not seat.worker
+        assert (second is not None) or len(allowed) == 1 or excluded or max(loads_ms) > 0
+
+
+@given(sets=GRAPH_SETS, loads_ms=LOADS_MS)
+def test_groups_hold_each_worker_once_and_know_their_least_cost(
+    sets: list[tuple[GraphView, ...]], loads_ms: list[float]
+) -> None:
+    workers = pool_of(sets, loads_ms)
+    plan = index(*workers).plan(GRIDS)
+    seats = [seat for group in plan.groups for seat in group.seats()]
+    assert sorted(seat.worker.worker_id for seat in seats) == sorted(worker.worker_id for worker in workers)
+    for group in plan.groups:
+        assert group.floor_ms == pytest.approx(min(seat.cost_ms for seat in group.seats()))
+
+
+@settings(max_examples=40, deadline=None)
+@given(sets=GRAPH_SETS, seed=st.integers(0, 99), num_items=st.integers(100, 400))
+def test_a_burst_ends_about_as_early_as_with_a_look_at_every_worker_and_starves_nobody(
+    sets: list[tuple[GraphView, ...]], seed: int, num_items: int
+) -> None:
+    rng = random.Random(seed)
+    items = [((1, rng.choice([4, 10, 20]), 10),) * rng.randint(1, 4) for _ in range(num_items)]
+    ends_ms = {}
+    for decide in (assign, scan):
+        workers = pool_of(sets, [0.0] * len(sets))
+        for worker in workers:
+            worker.max_queue_ms = 1e9
+        made = index(*workers, rng=random.Random(seed))
+        for grids in items:
+            choice = decide(made.plan(grids))
+            assert isinstance(choice, tuple)
+            choice[0].worker.in_flight_ms += choice[0].cost_ms
+        ends_ms[decide] = max(worker.in_flight_ms for worker in workers)
+        if num_items >= 10 * len(workers):
+            assert min(worker.in_flight_ms for worker in workers) > 0
+    dearest_ms = max(worker.costs.quote(grids).cost_ms for worker in workers for grids in items)
+    assert ends_ms[assign] <= 1.1 * ends_ms[scan] + dearest_ms
+
+
+def test_every_holder_gets_its_share_of_equal_work() -> None:
+    workers = [view(f"w{number}", graph(cost_ms=8)) for number in range(50)]
+    plan = index(*workers).plan(GRIDS)
+    for _ in range(5000):
+        choice = assign(plan)
+        assert isinstance(choice, tuple)
+        choice[0].worker.in_flight_ms += choice[0].cost_ms * (choice[0].worker.in_flight_ms < 60)
+    loads = [worker.in_flight_ms for worker in workers]
+    assert max(loads) - min(loads) < 5
+
+
+def test_requests_and_answers_travel_in_order() -> None:
+    requests = [
+        LeaseRequest(shape=shape(1)),
+        LeaseRequest(shape=shape(2), exclude={"w/0"}),
+        LeaseRequest(shape=shape(1)),
+    ]
+    assert pack(requests) == ([GRIDS, GRIDS * 2], [0, 1, 0], {1: frozenset({"w/0"})})
+    refusal = Refusal(saturated=True, retry_ms=1.0, message="full")
+    assert unpack((7, [("a", "a/0", None, 2.0), refusal])) == [Lease(7, "a", "a/0", None, 2.0), refusal]
 
 
 # --- Router: the memory ----------------------------------------------------------------------------------------------
@@ -266,19 +377,46 @@ class RouterHistory(RuleBasedStateMachine):
         self.router = router(self.clock)
         self.incarnations: dict[str, int] = {}
         self.held: dict[int, tuple[str, float, float]] = {}  # lease: worker, cost, expiry
+        self.draining: set[str] = set()
 
     @rule(name=st.sampled_from("abc"), cost_ms=st.floats(1, 30))
     def restart(self, name: str, cost_ms: float) -> None:
         self.incarnations[name] = self.incarnations.get(name, -1) + 1
         self.held = {key: lease for key, lease in self.held.items() if lease[0] != name}
+        self.draining.discard(name)
         self.router.register(
             report(name, incarnation=f"{name}/{self.incarnations[name]}", graphs=(graph(cost_ms=cost_ms),))
         )
 
-    @rule(num_items=st.integers(1, 8), num_segments=st.integers(1, 9))
-    def assign(self, num_items: int, num_segments: int) -> None:
-        for answer in self.router.assign([LeaseRequest(shape=shape(num_segments))] * num_items):
+    @precondition(lambda self: self.incarnations)
+    @rule(data=st.data(), longest=st.sampled_from([50, 10_000]))
+    def hold_other_graphs(self, data: st.DataObject, longest: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.incarnations)))
+        self.draining.discard(name)
+        self.router.register(
+            report(name, incarnation=f"{name}/{self.incarnations[name]}", graphs=(graph(longest=longest),))
+        )
+
+    @precondition(lambda self: self.incarnations)
+    @rule(data=st.data(), drains=st.booleans())
+    def drain(self, data: st.DataObject, drains: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.incarnations)))
+        (self.draining.add if drains else self.draining.discard)(name)
+        self.tell(name)
+
+    def tell(self, name: str, *settled: int) -> None:
+        state = WorkerState.DRAINING if name in self.draining else WorkerState.READY
+        incarnation = f"{name}/{self.incarnations[name]}"
+        self.router.beat(Beat(worker_id=name, incarnation=incarnation, state=state, settled=settled))
+
+    @rule(num_items=st.integers(1, 8), num_segments=st.integers(1, 9), excluded=st.sampled_from(["", "a", "b"]))
+    def assign(self, num_items: int, num_segments: int, excluded: str) -> None:
+        exclude = frozenset({f"{excluded}/{self.incarnations[excluded]}"} if excluded in self.incarnations else ())
+        requests = [LeaseRequest(shape=shape(num_segments), exclude=exclude)] * num_items
+        for answer in self.router.assign(requests):
             if isinstance(answer, Lease):
+                assert answer.worker_id not in self.draining
+                assert answer.incarnation not in exclude
                 assert answer.lease_id not in self.held
                 assert answer.incarnation == f"{answer.worker_id}/{self.incarnations[answer.worker_id]}"
                 self.held[answer.lease_id] = (answer.worker_id, answer.cost_ms, self.clock.now + 60)
@@ -288,7 +426,7 @@ class RouterHistory(RuleBasedStateMachine):
     def settle(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.held)))
         name = self.held.pop(lease_id)[0]
-        self.router.beat(beat(name, lease_id, incarnation=f"{name}/{self.incarnations[name]}"))
+        self.tell(name, lease_id)
 
     @rule(seconds=st.floats(0, 40))
     def wait(self, seconds: float) -> None:

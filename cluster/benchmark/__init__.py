@@ -1,0 +1,1 @@
+"""What `encpool bench router` measures. Workers are simulated; no GPU."""

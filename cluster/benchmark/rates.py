@@ -1,0 +1,119 @@
+"""Decisions a second: in process beside a bare loop, and through the actor beside a method that returns at once."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.benchmark.simulated import BATCH, asks, simulated_router
+from cluster.leases import Answer, Ask
+from cluster.router import Router
+from cluster.routing import WorkerView
+
+KEPT_CALLS = 4  # calls in flight; older ones are settled between the timed ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """Decisions a second with so many workers."""
+
+    num_workers: int
+    items_per_s: float  # leases given, with what the router notes of each
+    bare_items_per_s: float  # a loop that draws two workers and takes the one with less in flight
+
+
+def measure_rate(num_workers: int, *, num_calls: int, repeats: int = 5) -> Rate:
+    """Best of some repeats, the router and the bare loop in turn."""
+    rng = random.Random(0)
+    router, calls = simulated_router(num_workers, rng), asks(num_calls, rng)
+    views = list(router._workers.values())
+    for _ in range(math.ceil(64 * num_workers / (BATCH * num_calls))):  # until the workers are priced
+        _lease_all(router, calls)
+    ours = bare = math.inf
+    for _ in range(repeats):
+        ours = min(ours, _lease_all(router, calls))
+        bare = min(bare, _bare_all(views, num_calls, rng))
+    num_items = num_calls * BATCH
+    return Rate(num_workers=num_workers, items_per_s=num_items / ours, bare_items_per_s=num_items / bare)
+
+
+def _lease_all(router: Router, calls: Sequence[Ask]) -> float:
+    taken_s, kept = 0.0, deque[int]()
+    for ask in calls:
+        started_s = time.perf_counter()
+        first, _ = router.lease(ask)
+        taken_s += time.perf_counter() - started_s
+        kept.append(first)
+        if len(kept) > KEPT_CALLS:
+            router.release(range(first := kept.popleft(), first + BATCH))
+    for first in kept:
+        router.release(range(first, first + BATCH))
+    return taken_s
+
+
+def _bare_all(views: list[WorkerView], num_calls: int, rng: random.Random) -> float:
+    taken_s = 0.0
+    for _ in range(num_calls):
+        chosen = []
+        started_s = time.perf_counter()
+        for _ in range(BATCH):
+            one, other = rng.choice(views), rng.choice(views)
+            worker = one if one.in_flight_ms <= other.in_flight_ms else other
+            worker.in_flight_ms += 10.0
+            chosen.append(worker)
+        taken_s += time.perf_counter() - started_s
+        for worker in chosen:
+            worker.in_flight_ms -= 10.0
+    return taken_s
+
+
+class _BenchActor:
+    """A router with simulated workers, and a method that returns an answer of the same size at once."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._router = simulated_router(num_workers, random.Random(0))
+        self._answers: list[Answer] = []
+
+    def lease(self, ask: Ask) -> Any:
+        answer = self._router.lease(ask)
+        self._answers.append(answer)
+        return answer
+
+    def at_once(self, ask: Ask) -> Any:
+        return self._answers[0]
+
+    def settle(self) -> None:
+        for first, entries in self._answers[1:]:
+            self._router.release(range(first, first + len(entries)))
+        del self._answers[1:]
+
+
+def measure_actor(num_workers: int, *, num_calls: int, repeats: int = 7) -> dict[str, float]:
+    """Items a second of one caller, one call after the other: medians of both methods in turn."""
+    import ray
+
+    from cluster.config import parse_config
+    from cluster.local_ray import connect
+
+    own = connect(parse_config({"num_workers": 1, "worker": {"encoder": {"model": "simulated"}}}, source="bench"))
+    try:
+        actor: Any = ray.remote(_BenchActor).options(num_cpus=0).remote(num_workers)
+        calls = asks(num_calls, random.Random(1))
+        times: dict[str, list[float]] = {"lease": [], "at_once": []}
+        for _ in range(repeats + 1):
+            for method in times:
+                started_s = time.perf_counter()
+                for ask in calls:
+                    ray.get(getattr(actor, method).remote(ask))
+                times[method].append(time.perf_counter() - started_s)
+            ray.get(actor.settle.remote())
+        return {method: num_calls * BATCH / statistics.median(taken[1:]) for method, taken in times.items()}
+    finally:
+        if own is not None:
+            own.shutdown()
