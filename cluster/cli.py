@@ -10,14 +10,16 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from encoder.errors import ConfigError, EncoderPoolError, WeightsError
 
 if TYPE_CHECKING:
     from cluster.config import PoolConfig
+
+Report = TypeVar("Report")
 
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -159,18 +161,24 @@ def _bench_engine(parsed: argparse.Namespace) -> int:
     options = {"model": parsed.model, "dtype": parsed.dtype}
     config = config.model_copy(update={name: value for name, value in options.items() if value is not None})
     report = bench_engine(config, device, repeats=parsed.repeats)
-    print(table(report))
-    if parsed.json is not None:
-        write_json(report, parsed.json)
-    if parsed.plot is not None:
-        write_plot(report, parsed.plot)
-    return OK
+    return _show(report, parsed, table, write_json, write_plot)
 
 
 def _bench_router(parsed: argparse.Namespace) -> int:
     from cluster.benchmark.router import bench_router, table, write_json, write_plot
 
     report = bench_router(with_ray=not parsed.no_ray)
+    return _show(report, parsed, table, write_json, write_plot)
+
+
+def _show(
+    report: Report,
+    parsed: argparse.Namespace,
+    table: Callable[[Report], str],
+    write_json: Callable[[Report, Path], None],
+    write_plot: Callable[[Report, Path], None],
+) -> int:
+    """Print a bench's table, and write the files that were asked for."""
     print(table(report))
     if parsed.json is not None:
         write_json(report, parsed.json)

@@ -71,7 +71,7 @@ class Graph:
                 self.output_TE = self._forward()
         else:
             self.output_TE = self._forward()
-        self.cost_ms = 0.0  # of a full replay; measured by the graph set, corrected by the runner
+        self.cost_ms = 0.0  # of a full replay, as measured by the graph set; its GraphTable learns from there
 
     def _forward(self) -> torch.Tensor:
         return self._model.forward(self._inputs, self.key.axis_keys, self.capacity)

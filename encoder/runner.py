@@ -25,7 +25,7 @@ from encoder.graphs import CaptureReport, GraphSet, graph_keys
 from encoder.packing import LOOK_AHEAD, EagerCost, GraphTable, GraphView, Replay, plan_replay
 from encoder.staging import Slot, StagingRing
 from encoder.types import AxisKeys, Capacity, GraphKey, MissReason, SegmentShape
-from encoder.weights import load_tensors, random_tensors
+from encoder.weights import obtain_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -106,10 +106,7 @@ class EncoderRunner:
         adapter = source.family.make(source.config, source.name, config)
         backend = choose_backend(config.attention, target, dtype)
         check_precision(config.precision, target, dtype)
-        shapes = adapter.weight_shapes()
-        weights = (
-            random_tensors(shapes, config.seed) if source.snapshot is None else load_tensors(source.snapshot, shapes)
-        )
+        weights = obtain_tensors(source.snapshot, adapter.weight_shapes(), seed=config.seed)
         with torch.inference_mode():
             model = adapter.build(weights, target, dtype, backend, config.precision)
         return cls(adapter, model, config, target, dtype)

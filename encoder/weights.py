@@ -20,6 +20,13 @@ SINGLE = "model.safetensors"
 MAX_SHARD_BYTES = 2 * 2**30
 
 
+def obtain_tensors(
+    snapshot: Path | None, shapes: Mapping[str, tuple[int, ...]], *, seed: int
+) -> dict[str, torch.Tensor]:
+    """A model's tensors: its snapshot's, or seeded random ones where it has none. Raises as `load_tensors` does."""
+    return random_tensors(shapes, seed) if snapshot is None else load_tensors(snapshot, shapes)
+
+
 def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     """Read the named tensors, opening only the shards that hold them.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from cluster.benchmark.days import simulate_days
 from cluster.benchmark.rates import measure_actor, measure_rate
 from cluster.benchmark.simulated import BATCH
 from cluster.tables import aligned
-from encoder.errors import ConfigError
+from encoder.benchmark.files import save_json, two_panels
 
 POOLS = (8, 64, 512, 4096)
 
@@ -54,30 +53,19 @@ def table(report: dict[str, Any]) -> str:
 
 def write_json(report: dict[str, Any], file: Path) -> None:
     """All figures, for machines."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(report, indent=2) + "\n")
+    save_json(report, file)
 
 
 def write_plot(report: dict[str, Any], file: Path) -> None:
     """Decisions a second by workers, and the days' makespans. Raises ConfigError without matplotlib."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: install encpool[bench]") from None
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    workers = [rate["num_workers"] for rate in report["rates"]]
-    left.plot(workers, [rate["items_per_s"] for rate in report["rates"]], "o-", label="router")
-    left.plot(workers, [rate["bare_items_per_s"] for rate in report["rates"]], "s--", label="bare power of two")
-    left.set(xscale="log", ylim=0, xlabel="workers", ylabel="items/s", title="Decisions in process")
-    left.legend(frameon=False)
-    bars = right.barh([day["policy"] for day in report["days"]], [day["makespan_h"] for day in report["days"]])
-    right.bar_label(bars, fmt="{:.1f}", padding=2)
-    right.set(xlabel="hours until all is done", title="A simulated day on 64 workers")
-    right.margins(x=0.12)
-    right.invert_yaxis()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=130)
-    pyplot.close(figure)
+    with two_panels(file, (11, 4.2)) as (_, left, right):
+        workers = [rate["num_workers"] for rate in report["rates"]]
+        left.plot(workers, [rate["items_per_s"] for rate in report["rates"]], "o-", label="router")
+        left.plot(workers, [rate["bare_items_per_s"] for rate in report["rates"]], "s--", label="bare power of two")
+        left.set(xscale="log", ylim=0, xlabel="workers", ylabel="items/s", title="Decisions in process")
+        left.legend(frameon=False)
+        bars = right.barh([day["policy"] for day in report["days"]], [day["makespan_h"] for day in report["days"]])
+        right.bar_label(bars, fmt="{:.1f}", padding=2)
+        right.set(xlabel="hours until all is done", title="A simulated day on 64 workers")
+        right.margins(x=0.12)
+        right.invert_yaxis()

@@ -24,7 +24,7 @@ from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
 from encoder.runner import EncoderRunner, resolve_dtype
 from encoder.towers.resampler import Resampler
-from encoder.weights import load_tensors, random_tensors
+from encoder.weights import obtain_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -220,8 +220,7 @@ def _cosine(runner: EncoderRunner, config: EncoderConfig, workload: Workload) ->
 
 def _stock(config: EncoderConfig, adapter: MiniCPMV, device: torch.device, dtype: torch.dtype) -> Stock:
     snapshot = resolve_model(config.model).snapshot
-    shapes = adapter.weight_shapes()
-    weights = random_tensors(shapes, config.seed) if snapshot is None else load_tensors(snapshot, shapes)
+    weights = obtain_tensors(snapshot, adapter.weight_shapes(), seed=config.seed)
     ours = {name: tensor for name, tensor in weights.items() if name.startswith("resampler.")}
     return Stock(adapter, transformers_tower(adapter, weights, device, dtype), Resampler(ours, device, dtype), device)
 

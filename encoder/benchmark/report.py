@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from encoder.benchmark.engine import Report, Row
-from encoder.errors import ConfigError
+from encoder.benchmark.files import save_json, two_panels
 
 COLUMNS = ("engine", "workload", "slices/s", "x eager", "% of peak", "fill", "GPU ms", "p50 ms", "p99 ms", "GiB")
 
@@ -63,8 +62,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def write_json(report: Report, file: Path) -> None:
     """All figures, for machines."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    save_json(report.as_dict(), file)
 
 
 def write_plot(report: Report, file: Path) -> None:
@@ -73,24 +71,14 @@ def write_plot(report: Report, file: Path) -> None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: install encpool[bench]") from None
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 4.8), layout="constrained")
-    single = [row for row in report.rows if "alone" in row.workload]
-    _bars(left, [row for row in report.rows if row not in single], lambda row: row.slices_per_s, "{:.0f}")
-    left.set(title="Saturated", ylabel="slices/s (more is better)")
-    _bars(right, single, lambda row: row.device_ms, "{:.1f}")
-    right.set(title="One image alone", ylabel="GPU time, ms, log scale (less is better)", yscale="log")
-    right.legend(frameon=False)
-    figure.suptitle(f"{report.model}, {report.dtype}, {report.device}, {report.date}")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=130)
-    pyplot.close(figure)
+    with two_panels(file, (13, 4.8)) as (figure, left, right):
+        single = [row for row in report.rows if "alone" in row.workload]
+        _bars(left, [row for row in report.rows if row not in single], lambda row: row.slices_per_s, "{:.0f}")
+        left.set(title="Saturated", ylabel="slices/s (more is better)")
+        _bars(right, single, lambda row: row.device_ms, "{:.1f}")
+        right.set(title="One image alone", ylabel="GPU time, ms, log scale (less is better)", yscale="log")
+        right.legend(frameon=False)
+        figure.suptitle(f"{report.model}, {report.dtype}, {report.device}, {report.date}")
 
 
 def _bars(axes: Any, rows: list[Row], value: Any, label: str) -> None:
