@@ -65,6 +65,7 @@ class Router:
         self._index = WorkerIndex(axis_choices=adapter.axis_choices, measure=adapter.measure, rng=self._rng)
         self._checks: list[tuple[float, int, WorkerView]] = []  # a heap: when time alone may change who is leasable
         self._check_numbers = count()
+        self._next_checks: dict[str, int] = {}  # by worker id: number of its one check that still counts
         self._leases: dict[int, Seat] = {}
         self._expiries: deque[tuple[float, int, int]] = deque()  # in order: every lease lives equally long
         self._next_lease = self._rng.getrandbits(48)  # a restarted router's ids never meet those of the one before
@@ -126,6 +127,7 @@ class Router:
         """The worker was taken out of the pool."""
         view = self._workers.pop(worker_id, None)
         self._reports.pop(worker_id, None)
+        self._next_checks.pop(worker_id, None)
         if view is not None:
             self._unlist(view)
 
@@ -146,7 +148,8 @@ class Router:
             self._unlist(view)
             check_s = view.suspect_until_s
         if ready and check_s > now_s:
-            heappush(self._checks, (check_s, next(self._check_numbers), view))
+            self._next_checks[view.worker_id] = number = next(self._check_numbers)
+            heappush(self._checks, (check_s, number, view))
 
     def members(self) -> list[Member]:
         """Every worker that has registered."""
@@ -217,8 +220,8 @@ class Router:
             for lease_id in range(first, last + 1):
                 self._end(lease_id)
         while self._checks and self._checks[0][0] <= now_s:
-            view = heappop(self._checks)[2]
-            if self._workers.get(view.worker_id) is view:
+            _, number, view = heappop(self._checks)
+            if self._workers.get(view.worker_id) is view and self._next_checks.get(view.worker_id) == number:
                 self._refresh(view)
 
     def _end(self, lease_id: int) -> None:

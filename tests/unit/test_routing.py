@@ -340,6 +340,19 @@ def test_only_ready_workers_get_leases(state: WorkerState) -> None:
     assert isinstance(answer, Refusal)
 
 
+def test_a_worker_that_registers_often_is_still_checked_once_a_time() -> None:
+    """Costs that move register a worker anew: over weeks its checks for silence must not pile up."""
+    clock = Clock()
+    made = router(clock)
+    for _ in range(200):
+        made.register(report("w"))
+        clock.now += 5
+        made.assign([])
+    assert len(made._checks) <= 4
+    clock.now += 20
+    assert isinstance(made.assign([LeaseRequest(shape=shape())])[0], Refusal)
+
+
 def test_a_silent_worker_gets_no_leases() -> None:
     clock = Clock()
     pool = router(clock)
