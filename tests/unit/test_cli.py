@@ -7,7 +7,8 @@ from typing import get_args
 
 import pytest
 
-from cluster.cli import DTYPES, main
+from cluster.cli import main
+from cluster.commands.arguments import DTYPES
 from encoder.config import Dtype
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -37,6 +37,7 @@ WITHOUT_TORCH = [
     "workers.messages",
     "cluster",
     "cluster.cli",
+    *(f"cluster.commands.{path.stem}" for path in sorted((ROOT / "cluster/commands").glob("[a-z]*.py"))),
     "cluster.config",
     "cluster.forecast",
     "cluster.histogram",

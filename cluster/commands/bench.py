@@ -1,0 +1,79 @@
+"""`encpool bench`: measure the engine, or the router."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, OK, positive
+
+if TYPE_CHECKING:
+    from cluster.commands.arguments import Commands
+
+Report = TypeVar("Report")
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its subjects."""
+    bench = commands.add_parser("bench", help="measure")
+    subjects = bench.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
+    engine = subjects.add_parser("engine", help="one engine on one device beside its baselines, without a pool")
+    engine.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
+    engine.add_argument("--model", metavar="NAME|DIR", help=f"(default: {DEFAULT_MODEL})")
+    engine.add_argument("--dtype", choices=DTYPES, help="(default: auto)")
+    engine.add_argument("--device", metavar="NAME", help="cuda:0, cpu (default: the first GPU, or the CPU)")
+    engine.add_argument("--repeats", type=positive, default=5, metavar="N", help="(default: %(default)s)")
+    _add_files(engine)
+    engine.set_defaults(run=run_engine)
+    router = subjects.add_parser("router", help="routing decisions: how fast, and what they are worth; needs no GPU")
+    router.add_argument("--no-ray", action="store_true", help="leave out the router actor")
+    _add_files(router)
+    router.set_defaults(run=run_router)
+
+
+def _add_files(subject: argparse.ArgumentParser) -> None:
+    subject.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    subject.add_argument("--plot", type=Path, metavar="FILE", help="and draw them here (needs encpool[bench])")
+
+
+def run_engine(parsed: argparse.Namespace) -> int:
+    """Measure one engine."""
+    import torch
+
+    from cluster.config import load_config
+    from encoder.benchmark.engine import bench_engine
+    from encoder.benchmark.report import table, write_json, write_plot
+    from encoder.config import EncoderConfig
+
+    device = parsed.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    config = load_config(parsed.config).worker.encoder if parsed.config else EncoderConfig(model=DEFAULT_MODEL)
+    options = {"model": parsed.model, "dtype": parsed.dtype}
+    config = config.model_copy(update={name: value for name, value in options.items() if value is not None})
+    report = bench_engine(config, device, repeats=parsed.repeats)
+    return _show(report, parsed, table, write_json, write_plot)
+
+
+def run_router(parsed: argparse.Namespace) -> int:
+    """Measure routing decisions."""
+    from cluster.benchmark.router import bench_router, table, write_json, write_plot
+
+    report = bench_router(with_ray=not parsed.no_ray)
+    return _show(report, parsed, table, write_json, write_plot)
+
+
+def _show(
+    report: Report,
+    parsed: argparse.Namespace,
+    table: Callable[[Report], str],
+    write_json: Callable[[Report, Path], None],
+    write_plot: Callable[[Report, Path], None],
+) -> int:
+    """Print a bench's table, and write the files that were asked for."""
+    print(table(report))
+    if parsed.json is not None:
+        write_json(report, parsed.json)
+    if parsed.plot is not None:
+        write_plot(report, parsed.plot)
+    return OK

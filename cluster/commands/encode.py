@@ -1,0 +1,72 @@
+"""`encpool encode`: files into embeddings."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, positive
+
+if TYPE_CHECKING:
+    from cluster.commands.arguments import Commands
+    from cluster.config import PoolConfig
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    encode = commands.add_parser(
+        "encode",
+        help="encode images into one embedding each",
+        description="Encode files, folders and patterns; write DIR/manifest.jsonl and DIR/part-*.safetensors. "
+        "Uses the Ray cluster that RAY_ADDRESS names, or one of its own on this machine. "
+        "An interrupted run keeps what it has. Exit status: 0 all encoded, 1 some failed, 2 wrong usage.",
+    )
+    encode.add_argument(
+        "paths", nargs="+", metavar="PATH", help="an image, a folder (searched to the bottom), a pattern"
+    )
+    encode.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
+    encode.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
+    encode.add_argument(
+        "--model", metavar="NAME|DIR", help=f"a preset, a snapshot directory or a hub id (default: {DEFAULT_MODEL})"
+    )
+    encode.add_argument(
+        "--workers", type=positive, metavar="N", help="number of workers (default: one a GPU, or one on the CPU)"
+    )
+    encode.add_argument("--dtype", choices=DTYPES, help="numbers to compute in (auto: bfloat16 on GPU, float32 on CPU)")
+    encode.add_argument("--overwrite", action="store_true", help="replace an earlier run's results in DIR")
+    encode.set_defaults(run=run)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Encode what the paths name."""
+    from cluster.sources import find_sources
+
+    sources = find_sources(parsed.paths)
+    config = _config(parsed)
+    from cluster.encode_files import encode_files
+
+    summary = encode_files(sources, parsed.out, config, overwrite=parsed.overwrite)
+    print(f"{summary}; written to {parsed.out}")
+    return FAILED if summary.num_failed else OK
+
+
+def _config(parsed: argparse.Namespace) -> PoolConfig:
+    """The configuration file, or the embedded default, with the options laid over it."""
+    from cluster.config import load_config, parse_config
+
+    values: dict[str, Any] = {"worker": {"encoder": {"model": DEFAULT_MODEL}}}
+    if parsed.config is not None:
+        values = load_config(parsed.config).model_dump()
+    encoder = values["worker"]["encoder"]
+    if parsed.model is not None:
+        encoder["model"] = parsed.model
+    if parsed.dtype is not None:
+        encoder["dtype"] = parsed.dtype
+    if parsed.workers is not None:
+        values["num_workers"] = parsed.workers
+    elif "num_workers" not in values:
+        from cluster.encode_files import default_num_workers
+
+        values["num_workers"] = default_num_workers()
+    return parse_config(values, source="encode")
