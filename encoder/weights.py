@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from encoder.adapters.registry import PROCESSOR_FILES
 from encoder.errors import WeightsError
 
 INDEX = "model.safetensors.index.json"
@@ -28,26 +30,30 @@ def obtain_tensors(
 
 
 def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Read the named tensors, opening only the shards that hold them.
+    """Read the named tensors, opening only the shards that hold them; see `stored_names` for other spellings.
 
     Raises:
         WeightsError: names the tensors that are missing or of another shape, or the file that can't be read.
     """
-    shard_of = _shards(snapshot, shapes)
-    missing = sorted(shapes.keys() - shard_of.keys())
+    shard_of = _shards(snapshot)
+    stored_as = stored_names(shapes, shard_of)
+    missing = sorted(shapes.keys() - stored_as.keys())
     if missing:
         raise WeightsError(f"{snapshot}: {len(missing)} tensors are missing: {_some(missing)}")
+    shards: dict[str, list[str]] = defaultdict(list)
+    for name, stored_name in stored_as.items():
+        shards[shard_of[stored_name]].append(name)
     tensors: dict[str, torch.Tensor] = {}
     misshapen = []
-    for shard in sorted(set(shard_of.values())):
+    for shard, names in sorted(shards.items()):
         try:
             with safe_open(snapshot / shard, framework="pt") as file:
-                for name in (name for name, home in shard_of.items() if home == shard):
-                    stored = tuple(file.get_slice(name).get_shape())
+                for name in names:
+                    stored = tuple(file.get_slice(stored_as[name]).get_shape())
                     if stored != shapes[name]:
                         misshapen.append(f"{name} is {list(stored)}, not {list(shapes[name])}")
                     else:
-                        tensors[name] = file.get_tensor(name)
+                        tensors[name] = file.get_tensor(stored_as[name])
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"{snapshot / shard}: {error}") from error
     if misshapen:
@@ -55,15 +61,24 @@ def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     return tensors
 
 
-def _shards(snapshot: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """File name of the shard that holds each wanted tensor, as far as it is there."""
+def stored_names(wanted: Iterable[str], stored: Container[str]) -> dict[str, str]:
+    """What a checkpoint calls each wanted tensor, as far as it has it.
+
+    Releases differ in whether a vision part's names begin with "model."; either is taken.
+    """
+    spellings = ((name, (name, f"model.{name}", name.removeprefix("model."))) for name in wanted)
+    found = {name: next((one for one in names if one in stored), None) for name, names in spellings}
+    return {name: stored_as for name, stored_as in found.items() if stored_as is not None}
+
+
+def _shards(snapshot: Path) -> dict[str, str]:
+    """File name of the shard that holds each tensor."""
     index = snapshot / INDEX
     try:
         if index.is_file():
-            weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-            return {name: weight_map[name] for name in wanted if name in weight_map}
+            return dict(json.loads(index.read_text())["weight_map"])
         with safe_open(snapshot / SINGLE, framework="pt") as file:
-            return {name: SINGLE for name in file.keys() if name in wanted}  # noqa: SIM118 (not a dict)
+            return dict.fromkeys(file.keys(), SINGLE)
     except FileNotFoundError:
         raise WeightsError(f"{snapshot} holds neither {INDEX} nor {SINGLE}") from None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -87,14 +102,14 @@ def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor
     values = torch.randn(shape, generator=generator)
     if len(shape) > 1:
         fan_in = torch.Size(shape[1:]).numel()
-        return values.mul_(1.0 if "position" in name or name.endswith("query") else fan_in**-0.5)
+        return values.mul_(1.0 if "position" in name or "pos_embed" in name or name.endswith("query") else fan_in**-0.5)
     return values.mul_(0.1).add_(1.0 if name.endswith("weight") else 0.0)
 
 
 def write_snapshot(
     directory: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> None:
-    """Write `config.json`, shards and their index as released checkpoints have them."""
+    """Write `config.json`, the processor files that are in `config`, shards and their index, as releases have them."""
     directory.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, torch.Tensor]] = [{}]
     used = total = 0
@@ -114,4 +129,7 @@ def write_snapshot(
         weight_map |= dict.fromkeys(shard, file)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / INDEX).write_text(json.dumps(index, indent=2))
-    (directory / "config.json").write_text(json.dumps(dict(config), indent=2))
+    files = {name: config[key] for key, name in PROCESSOR_FILES.items() if key in config}
+    files["config.json"] = {key: value for key, value in config.items() if key not in PROCESSOR_FILES}
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content, indent=2))

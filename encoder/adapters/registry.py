@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from encoder.adapters.base import EncoderAdapter
     from encoder.config import EncoderConfig
 
+PROCESSOR_FILES = {
+    "preprocessor_config": "preprocessor_config.json",
+    "video_preprocessor_config": "video_preprocessor_config.json",
+}
+"""Files beside `config.json` that say how media are prepared, by the key under which a model's config has them."""
+
 FAMILIES = {"minicpmv": "encoder.adapters.minicpmv_family:FAMILY"}
 
 
@@ -44,7 +50,8 @@ class Model:
 
     name: str  # as graph keys and results show it
     family: Family
-    config: Mapping[str, Any]  # its config.json
+    config: Mapping[str, Any]
+    """Its config.json; beside its keys, those of `PROCESSOR_FILES` hold what these files say, where they exist."""
     snapshot: Path | None  # where its weights are; None: seeded random
 
 
@@ -89,12 +96,19 @@ def load_adapter(config: EncoderConfig) -> EncoderAdapter:
 
 
 def _read_config(snapshot: Path) -> dict[str, Any]:
+    """`config.json`, and what the processor files say under their keys."""
+    config = _read_json(snapshot, "config.json")
+    present = {key: name for key, name in PROCESSOR_FILES.items() if (snapshot / name).is_file()}
+    return config | {key: _read_json(snapshot, name) for key, name in present.items()}
+
+
+def _read_json(snapshot: Path, name: str) -> dict[str, Any]:
     try:
-        config = json.loads((snapshot / "config.json").read_text())
+        config = json.loads((snapshot / name).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{snapshot}: no readable config.json: {error}") from error
+        raise ConfigError(f"{snapshot}: no readable {name}: {error}") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"{snapshot}/config.json is no JSON object")
+        raise ConfigError(f"{snapshot}/{name} is no JSON object")
     return config
 
 
@@ -111,7 +125,7 @@ def _download(hub_id: str) -> Path:
     """Fetch a snapshot's config and the shards that hold its vision part."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    from encoder.weights import INDEX, SINGLE
+    from encoder.weights import INDEX, SINGLE, stored_names
 
     try:
         config_file = Path(hf_hub_download(hub_id, "config.json"))
@@ -120,10 +134,11 @@ def _download(hub_id: str) -> Path:
         try:
             index = json.loads(Path(hf_hub_download(hub_id, INDEX)).read_text())
             wanted = family.make(config, hub_id, _default_config(hub_id)).weight_shapes()
-            files = sorted({shard for name, shard in index["weight_map"].items() if name in wanted})
+            stored = stored_names(wanted, index["weight_map"]).values()
+            files = sorted({index["weight_map"][name] for name in stored})
         except FileNotFoundError:
             files = [SINGLE]
-        return Path(snapshot_download(hub_id, allow_patterns=["config.json", INDEX, *files]))
+        return Path(snapshot_download(hub_id, allow_patterns=["config.json", *PROCESSOR_FILES.values(), INDEX, *files]))
     except ConfigError:
         raise
     except Exception as error:  # the hub client raises many kinds, of several packages
