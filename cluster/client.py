@@ -1,6 +1,7 @@
 """The Python API of encoding: sources in, outcomes out in the same order, whatever happens to workers on the way.
 
-`Client` serves one pool and holds what its streams share; each `encode_many` runs a `Stream` of its own (stream.py).
+`Client` serves one pool and holds what its streams share; each `encode_many` runs a `Stream` of its own (ordered.py,
+stream.py).
 """
 
 # Shapes: T rows of an item, E width of a token.
@@ -11,7 +12,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -102,17 +103,13 @@ class Client:
         Args:
             timeout_s: deadline of each item, from the moment it is read.
         """
-        from cluster.stream import Stream
+        from cluster.ordered import encode_in_order
 
         if self.closed:
             raise PoolClosedError("the pool is closed")
-        stream = Stream(self, sources, timeout_s=timeout_s)
-        try:
-            yield from self._traced(stream.outcomes())
-        finally:
-            stream.close()
+        yield from self._traced(encode_in_order(self, sources, timeout_s=timeout_s))
 
-    def _traced(self, outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    def _traced(self, outcomes: Generator[Outcome, None, None]) -> Generator[Outcome, None, None]:
         """The same outcomes, noted in the configured trace file."""
         if self.config.trace_file is None:
             yield from outcomes

@@ -1,7 +1,7 @@
-"""One `encode_many` under way: read ahead, lease, send, collect, retry elsewhere, hand out in order.
+"""Items under way: lease, send, collect, retry elsewhere. Who adds them and hears of their ends is another's matter.
 
-Everything happens in the caller's thread, a step at a time, whenever it asks for the next outcome. An item is open
-from the moment it is read until it has an outcome; each step moves it one place further:
+Everything happens in one thread, a step at a time: ordered.py steps for `encode_many`, the gateway for its requests.
+An item is open from the moment it is added until it ends; each step moves it one place further:
 
     waiting -> (lease) -> leased -> (call) -> in a call -> done
        ^--------- refused, or its worker died --------'
@@ -13,7 +13,7 @@ import itertools
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,6 @@ from workers.messages import EncodeBatch, EncodeItem, EncodeResult, ItemResult
 if TYPE_CHECKING:
     from cluster.client import Client
 
-READ_SLICE_S = 0.02  # reading pauses this often to look after calls
 MIN_RETRY_S, MAX_RETRY_S = 0.01, 0.5
 TRIAL_RETRY_S = 0.05
 LONGEST_WAIT_S = 1.0
@@ -47,18 +46,24 @@ LONGEST_WAIT_S = 1.0
 class Item:
     """An open item."""
 
-    index: int
     source: Source
     encoded: np.ndarray
     shape: ItemShape
     note: str | None
     read_s: float
-    deadline_s: float | None
+    timeout_s: float | None
+    on_end: Callable[[Outcome], None]  # called once, in the thread that steps
     not_before_s: float = 0.0
     refused_s: float | None = None  # since when nobody takes it
     deaths: int = 0  # workers that died with it on board
     exclude: set[str] = field(default_factory=set)
     lease: Lease | None = None
+    is_open: bool = True
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When it is too late."""
+        return None if self.timeout_s is None else self.read_s + self.timeout_s
 
 
 @dataclass(slots=True, eq=False)
@@ -74,50 +79,62 @@ class Call:
 
 
 class Stream:
-    """The state of one `encode_many`."""
+    """Open items of one owner. All methods but `__init__` belong to one thread."""
 
-    def __init__(self, client: Client, sources: Iterable[Source], *, timeout_s: float | None) -> None:
+    def __init__(self, client: Client, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """`sleep` passes the time while there is nothing but refusals to wait out."""
         self._client = client
         self._config = client.config
         self._transport = client.transport
-        self._sources = enumerate(sources)
-        self._timeout_s = timeout_s
-        self._exhausted = False
-        self._broken: Exception | None = None  # what the caller's iterator raised
-        self._num_read = 0
-        self._next_out = 0
+        self._sleep = sleep
         self._waiting: deque[Item] = deque()
         self._leased: dict[str, deque[Item]] = {}  # by worker, until one of its call slots is free
         self._calls: dict[Any, Call] = {}
-        self._done: dict[int, Outcome] = {}
-        self._open_bytes = 0
+        self._num_ended = 0
         self._progress_s = time.monotonic()  # when this stream last got on
         self._num_poison = client.num_poison
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count()
+        self.open_bytes = 0  # encoded bytes of open items
 
-    def outcomes(self) -> Iterator[Outcome]:
-        """Outcomes in the order of the sources."""
-        while True:
-            self._read()
-            self._lease()
-            self._send()
-            self._collect()
-            for _ in range(self._config.items_per_call):  # then the workers want to be looked after again
-                outcome = self._done.pop(self._next_out, None)
-                if outcome is None:
-                    break
-                self._next_out += 1
-                given_s = time.monotonic()
-                yield outcome
-                if time.monotonic() - given_s > MAX_RETRY_S:  # the caller took its time: nobody was asked meanwhile
-                    self._progress_s = time.monotonic()
-            if self._exhausted and self._next_out == self._num_read:
-                if self._broken is not None:
-                    raise self._broken
-                return
-            if self._client.closed:
-                raise PoolClosedError("the pool was closed while items were under way")
+    def add(self, item: Item) -> None:
+        """Open an item."""
+        self.open_bytes += item.encoded.nbytes
+        self._waiting.append(item)
+
+    def step(self, *, more: bool, wait: bool) -> None:
+        """Move every item as far as it gets.
+
+        Args:
+            more: other items come at once, so a call that is not full may wait for them.
+            wait: if nothing ends in this step, wait until something may have changed, LONGEST_WAIT_S at most.
+        """
+        num_ended = self._num_ended
+        self._lease(more)
+        self._send()
+        self._collect(wait and self._num_ended == num_ended)
+
+    def excuse(self, paused_s: float) -> None:
+        """The owner did something else for so long: nobody was asked meanwhile, so nobody refused."""
+        if paused_s > MAX_RETRY_S:
+            self._progress_s = time.monotonic()
+
+    def cancel(self, items: Sequence[Item]) -> None:
+        """Nobody awaits these items any more: what of them has not begun is dropped, and they end no more."""
+        dropped = {item for item in items if item.is_open}
+        for item in dropped:
+            item.is_open = False
+            self.open_bytes -= item.encoded.nbytes
+        self._waiting = deque(item for item in self._waiting if item not in dropped)
+        for queue in self._leased.values():
+            gone = [item for item in queue if item in dropped]
+            self._give_back(gone)
+            for item in gone:
+                queue.remove(item)
+        for call in self._calls.values():
+            numbers = [number for number, item in enumerate(call.items) if item in dropped]
+            if numbers:
+                self._transport.cancel(call.worker_id, call.call_id, numbers)
 
     def close(self) -> None:
         """Leave nothing behind: queued work is dropped at the workers, unused leases return."""
@@ -131,40 +148,9 @@ class Stream:
         self._leased.clear()
         self._waiting.clear()
 
-    # --- read ----------------------------------------------------------------------------------------------------
-
-    def _has_room(self) -> bool:
-        return (
-            not self._exhausted
-            and self._num_read - self._next_out < self._config.max_in_flight_items
-            and self._open_bytes < self._config.max_in_flight_bytes
-        )
-
-    def _read(self) -> None:
-        started_s = time.monotonic()
-        while self._has_room() and time.monotonic() - started_s < READ_SLICE_S:
-            try:
-                index, source = next(self._sources)
-            except StopIteration:
-                self._exhausted = True
-                return
-            except Exception as error:  # the caller's own; what was read before it comes out first
-                self._exhausted, self._broken = True, error
-                return
-            self._num_read += 1
-            now_s = time.monotonic()
-            try:
-                encoded, header, shape = self._client.read(source)
-            except EncoderPoolError as error:
-                self._done[index] = Outcome(source=source, embedding=None, error=error)
-                continue
-            self._open_bytes += encoded.nbytes
-            deadline_s = None if self._timeout_s is None else now_s + self._timeout_s
-            self._waiting.append(Item(index, source, encoded, shape, header.note, now_s, deadline_s))
-
     # --- lease ---------------------------------------------------------------------------------------------------
 
-    def _lease(self) -> None:
+    def _lease(self, more: bool) -> None:
         """Ask for as many leases as the free call slots can carry."""
         now_s = time.monotonic()
         self._drop_overdue(now_s)
@@ -174,8 +160,8 @@ class Stream:
         num_slots = self._config.calls_per_worker * max(1, self._client.num_workers()) - len(self._calls)
         num_wanted = num_slots * per_call - num_leased
         ripe = [item for item in self._waiting if item.not_before_s <= now_s][: max(0, num_wanted)]
-        if not ripe or (len(ripe) < per_call and self._calls and self._has_room()):
-            return  # full calls are cheaper; a short one goes when nothing more can be read, or nobody works
+        if not ripe or (len(ripe) < per_call and self._calls and more):
+            return  # full calls are cheaper; a short one goes when nothing more comes, or nobody works
         answers = self._transport.assign(
             [LeaseRequest(shape=item.shape, exclude=frozenset(item.exclude)) for item in ripe]
         )
@@ -197,7 +183,7 @@ class Stream:
         overdue = [item for item in self._waiting if item.deadline_s is not None and item.deadline_s <= now_s]
         for item in overdue:
             self._waiting.remove(item)
-            self._fail(item, DeadlineError(f"its deadline of {self._timeout_s:g} s passed before it ran"))
+            self._fail(item, DeadlineError(f"its deadline of {item.timeout_s:g} s passed before it ran"))
 
     def _drop_poison(self) -> None:
         """Look again at what waits whenever more content is in quarantine: copies of it may be here."""
@@ -276,11 +262,11 @@ class Stream:
 
     # --- collect -------------------------------------------------------------------------------------------------
 
-    def _collect(self) -> None:
-        wait_s = self._idle_s()
+    def _collect(self, wait: bool) -> None:
+        wait_s = self._idle_s() if wait else 0.0
         if not self._calls:
             if wait_s:
-                time.sleep(wait_s)
+                self._sleep(wait_s)
             return
         for ref in self._transport.wait(list(self._calls), wait_s):
             call = self._calls.pop(ref)
@@ -311,8 +297,6 @@ class Stream:
 
     def _idle_s(self) -> float:
         """How long there is nothing to do but wait for a call."""
-        if self._next_out in self._done or self._has_room():
-            return 0.0
         now_s = time.monotonic()
         wake_s = now_s + LONGEST_WAIT_S
         if len(self._calls) < self._config.calls_per_worker * max(1, self._client.num_workers()):
@@ -394,10 +378,12 @@ class Stream:
         self._end(item, Outcome(source=item.source, embedding=None, error=error))
 
     def _end(self, item: Item, outcome: Outcome) -> None:
-        assert item.index not in self._done
-        assert item.index >= self._next_out
-        self._open_bytes -= item.encoded.nbytes
-        self._done[item.index] = outcome
+        if not item.is_open:  # cancelled meanwhile
+            return
+        item.is_open = False
+        self.open_bytes -= item.encoded.nbytes
+        self._num_ended += 1
+        item.on_end(outcome)
 
 
 def _to_wire(item: Item, now_s: float) -> EncodeItem:

@@ -41,8 +41,8 @@ class Transport(Protocol):
     def result(self, call: Any) -> EncodeResult:
         """The answer of a call that is done. Raises WorkerGone, or an EncoderPoolError about the whole call."""
 
-    def cancel(self, worker_id: str, call_id: str) -> None:
-        """Tell a worker that nobody awaits a call any more."""
+    def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
+        """Tell a worker that nobody awaits a call any more, or only these items of it."""
 
     def suspect(self, incarnation: str) -> None:
         """Tell the router that a worker seems dead."""
@@ -132,9 +132,9 @@ class RayTransport:
             raise kind(f"{type(error).__name__}: {error}") from error
         return result
 
-    def cancel(self, worker_id: str, call_id: str) -> None:
+    def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
         with self.gate:
-            self._handle_of(worker_id).cancel.remote(call_id)
+            self._handle_of(worker_id).cancel.remote(call_id, numbers)
 
     def suspect(self, incarnation: str) -> None:
         with self.gate:

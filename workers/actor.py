@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -55,9 +56,9 @@ class EncoderWorkerActor:
         return self._worker.encode(batch)
 
     @ray.method(concurrency_group="ctl")
-    def cancel(self, call_id: str) -> None:
+    def cancel(self, call_id: str, numbers: Sequence[int] | None = None) -> None:
         """See `EncoderWorker.cancel`."""
-        self._worker.cancel(call_id)
+        self._worker.cancel(call_id, numbers)
 
     @ray.method(concurrency_group="ctl")
     def report(self) -> WorkerReport:

@@ -77,7 +77,8 @@ class EncoderWorker:
         self._started = threading.Event()
         self._lock = threading.Lock()
         self._calls: dict[str, list[Job]] = {}
-        self._cancelled: deque[str] = deque(maxlen=1024)  # calls that may still come: `cancel` overtakes what queues
+        # Calls that may still come, and which items of them: `cancel` overtakes what queues.
+        self._cancelled: deque[tuple[str, Sequence[int] | None]] = deque(maxlen=1024)
         self._num_items = self._num_failed = 0
 
     def start(self) -> None:
@@ -101,9 +102,9 @@ class EncoderWorker:
         jobs = [self._admit(item, gpu) for item in batch.items]
         with self._lock:
             self._calls[batch.call_id] = jobs
-            was_cancelled = batch.call_id in self._cancelled
-        if was_cancelled:
-            self.cancel(batch.call_id)
+            overtook = [numbers for call_id, numbers in self._cancelled if call_id == batch.call_id]
+        for numbers in overtook:
+            self.cancel(batch.call_id, numbers)
         try:
             for job, item in zip(jobs, batch.items, strict=True):
                 if not job.settled:
@@ -115,13 +116,15 @@ class EncoderWorker:
                 del self._calls[batch.call_id]
         return self._answer(jobs, gpu.runner)
 
-    def cancel(self, call_id: str) -> None:
-        """Drop what a call still has in the queue; its items fail."""
+    def cancel(self, call_id: str, numbers: Sequence[int] | None = None) -> None:
+        """Drop what a call, or only these items of it, still has in the queue; the items fail."""
         with self._lock:
             jobs = list(self._calls.get(call_id, ()))
             if not jobs:
-                self._cancelled.append(call_id)
-        for job in jobs:
+                self._cancelled.append((call_id, numbers))
+        for number, job in enumerate(jobs):
+            if numbers is not None and number not in numbers:
+                continue
             job.fail(EncodeError("its caller cancelled it"))
 
     def report(self) -> WorkerReport:

@@ -16,10 +16,11 @@ from fakes import HIDDEN, Clock, fake_adapter, graph, picture, report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.client import Client, Source
+from cluster.client import Client, Outcome, Source
 from cluster.config import PoolConfig
 from cluster.leases import Lease, LeaseRequest, Refusal
 from cluster.router import Router
+from cluster.stream import Item, Stream
 from cluster.traces import read_trace
 from cluster.transport import WorkerAway, WorkerGone
 from encoder.config import EncoderConfig
@@ -56,7 +57,7 @@ class FakePool:
         self.incarnations = dict.fromkeys(names, 0)
         self.calls: dict[int, tuple[str, int, EncodeBatch]] = {}
         self.log: list[tuple[str, int]] = []  # worker and number of items of each call
-        self.cancelled: list[str] = []
+        self.cancelled: list[str | int] = []
         self.max_calls_each = 0
         self.newest_first = True  # the worst case for order
         self.answer: Answer = encoded
@@ -98,8 +99,8 @@ class FakePool:
         )
         return result
 
-    def cancel(self, worker_id: str, call_id: str) -> None:
-        self.cancelled.append(call_id)
+    def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
+        self.cancelled.extend([call_id] if numbers is None else numbers)
 
     def suspect(self, incarnation: str) -> None:
         self.router.suspect(incarnation)
@@ -489,3 +490,36 @@ def test_a_trace_file_notes_what_was_encoded(tmp_path: Path) -> None:
     encoded = [outcome.embedding for outcome in outcomes if outcome.embedding is not None]
     assert [record.grids for record in records] == [embedding.shape.grids for embedding in encoded]
     assert {(record.model, record.graphs, record.ms) for record in records} == {("fake", ("g",), 1.0)}
+
+
+def test_cancelled_items_leave_no_lease_and_end_no_more() -> None:
+    pool = FakePool("a")
+    one = client(pool, items_per_call=2, calls_per_worker=1)
+    stream = Stream(one)
+    ended: list[Outcome] = []
+    items = []
+    for source in PICTURES[:6]:
+        encoded, header, shape = one.read(source)
+        items.append(
+            Item(
+                source=source,
+                encoded=encoded,
+                shape=shape,
+                note=header.note,
+                read_s=time.monotonic(),
+                timeout_s=None,
+                on_end=ended.append,
+            )
+        )
+        stream.add(items[-1])
+    pool.wait = lambda calls, timeout_s: []  # type: ignore[method-assign]
+    stream.step(more=False, wait=False)  # two in a call, four wait
+    stream.cancel([items[1], items[2], items[5], items[5]])
+    assert pool.cancelled == [1]  # of the call only this item
+    del pool.wait  # type: ignore[method-assign]
+    while len(ended) < 3:
+        stream.step(more=False, wait=True)
+    assert [outcome.source for outcome in ended] == [PICTURES[0], PICTURES[3], PICTURES[4]]
+    assert all(outcome.error is None for outcome in ended)
+    assert stream.open_bytes == 0
+    assert pool.in_flight_ms() == 0

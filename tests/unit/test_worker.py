@@ -241,6 +241,9 @@ def test_a_cancel_that_overtakes_its_call_counts(start_worker: StartWorker, sett
     assert errors(worker.encode(batch(picture(1)))) == ["EncodeError"]
     assert runner.runs == []
     assert settled == [0]
+    worker.cancel("another", [1])
+    call = batch(picture(1), picture(2), picture(3), call_id="another")
+    assert errors(worker.encode(call)) == [None, "EncodeError", None]
 
 
 def test_an_item_past_its_deadline_fails_with_it(start_worker: StartWorker) -> None:
