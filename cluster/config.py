@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from cluster.groups import SHARED, AutoscaleConfig, GroupConfig, inherit, starts_within
 from encoder.errors import ConfigError
 from workers.config import WorkerConfig
 
@@ -18,10 +19,22 @@ MAX_S = 1e6  # threads cannot wait for ever longer: some eleven days are as good
 
 
 class PoolConfig(BaseModel, frozen=True, extra="forbid"):
-    """A pool: its workers, how long to wait for what, and how much a client keeps in flight."""
+    """A pool: its workers, how long to wait for what, and how much a client keeps in flight.
+
+    Either `num_workers` equal workers, or `groups` of them; `worker_groups` are the groups in both cases, each with a
+    whole `worker` section. `worker` is what the groups have in common (the first group's when left out).
+    """
 
     num_workers: int = Field(ge=1, le=4096)
+    """At the start, of all groups together; left out, it is their sum."""
+
     worker: WorkerConfig
+
+    groups: tuple[GroupConfig, ...] = ()
+    """Workers of several kinds. See `GroupConfig`."""
+
+    name: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=60)
+    """What `encpool up` calls it, and other commands and `EncoderPool.connect` ask for."""
 
     ray_address: str | None = None
     """Address of a running Ray cluster. None: the one we are connected to, or RAY_ADDRESS, or a local one."""
@@ -29,8 +42,26 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     cpus_per_worker: float = Field(default=1.0, ge=0, le=4096)
     """CPU cores that Ray reserves for each worker."""
 
+    gpu_share: float = Field(default=1.0, gt=0, le=1)
+    """Part of a GPU that each worker on one gets; below 1 several share it."""
+
+    resources: dict[str, float] = {}
+    """Ray's custom resources that each worker needs, such as `{"fast_disk": 1}`, to choose its nodes by."""
+
+    autoscale: AutoscaleConfig | None = None
+    """None: the number of workers changes only when somebody asks."""
+
+    placement: Literal["spread", "pack"] = "spread"
+    """Put workers on as many nodes as there are, or on as few as hold them."""
+
     start_timeout_s: float = Field(default=300.0, gt=0, le=MAX_S)
-    """Time for all workers to load, capture and answer their probe."""
+    """Time for all workers to find their place, load, capture and answer their probe."""
+
+    drain_timeout_s: float = Field(default=60.0, gt=0, le=MAX_S)
+    """Time for a worker that is taken away to finish what it has; then what is left goes to others."""
+
+    stuck_timeout_s: float = Field(default=60.0, gt=0, le=MAX_S)
+    """A worker whose process has not answered for this long is killed, and started again."""
 
     items_per_call: int = Field(default=16, ge=1, le=1024)
     """Items that travel to a worker in one call."""
@@ -65,30 +96,67 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     poison_after: int = Field(default=2, ge=1)
     """Dying workers an item may have been on before it is tried no more."""
 
+    @property
+    def worker_groups(self) -> tuple[GroupConfig, ...]:
+        """The groups; without any, the one that the top level describes."""
+        if self.groups:
+            return self.groups
+        shared: dict[str, Any] = {key: getattr(self, key) for key in SHARED}
+        return (GroupConfig(num_workers=self.num_workers, **shared),)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _groups_inherit(cls, data: object) -> object:
+        return inherit(data) if isinstance(data, Mapping) else data
+
+    @field_validator("groups")
+    @classmethod
+    def _groups_differ(cls, groups: tuple[GroupConfig, ...], others: ValidationInfo) -> tuple[GroupConfig, ...]:
+        names = [group.name for group in groups]
+        if len(set(names)) < len(names):
+            raise ValueError(f"each needs a name of its own, these are {', '.join(names)}")
+        num_workers, total = others.data.get("num_workers"), sum(group.num_workers for group in groups)
+        if groups and num_workers is not None and num_workers != total:
+            raise ValueError(f"they have {total} workers together, num_workers says {num_workers}; leave that out")
+        return groups
+
+    @field_validator("autoscale")
+    @classmethod
+    def _starts_in_range(cls, limits: AutoscaleConfig | None, others: ValidationInfo) -> AutoscaleConfig | None:
+        alone = not others.data.get("groups")
+        return starts_within(limits, others.data.get("num_workers") if alone else None)
+
     @field_validator("silent_timeout_s")
     @classmethod
     def _reports_come_in_time(cls, silent_timeout_s: float, others: ValidationInfo) -> float:
-        worker: WorkerConfig | None = others.data.get("worker")
-        if worker is not None and silent_timeout_s <= worker.report_interval_s:
-            raise ValueError(
-                f"must be above worker.report_interval_s, which is {worker.report_interval_s:g}, "
-                f"or every idle worker counts as dead"
-            )
+        workers: list[WorkerConfig] = [group.worker for group in others.data.get("groups", ())]
+        if "worker" in others.data:
+            workers.append(others.data["worker"])
+        for worker in workers:
+            if silent_timeout_s <= worker.report_interval_s:
+                raise ValueError(
+                    f"must be above worker.report_interval_s, which is {worker.report_interval_s:g}, "
+                    f"or every idle worker counts as dead"
+                )
         return silent_timeout_s
 
 
 def load_config(path: str | Path) -> PoolConfig:
     """Read a pool's configuration. Raises ConfigError that names the file, the key and what fits."""
+    return parse_config(read_yaml(path), source=Path(path).name)
+
+
+def read_yaml(path: str | Path) -> Any:
+    """What a YAML file holds, unchecked. Raises ConfigError that names the file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
-        data = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path.name}: not YAML: {_one_line(error)}") from error
-    return parse_config(data, source=path.name)
 
 
 def parse_config(data: object, *, source: str) -> PoolConfig:
@@ -114,14 +182,17 @@ def _explain(detail: ErrorDetails) -> str:
         return f"key '{where}' is missing"
     text = detail["msg"].removeprefix("Value error, ")
     message = text[0].lower() + text[1:]
-    return f"{where}: {message}, got {detail['input']!r}"
+    shown = "" if isinstance(detail["input"], Mapping | list | tuple) else f", got {detail['input']!r}"
+    return f"{where}: {message}{shown}"
 
 
 def _model_at(loc: list[int | str]) -> type[BaseModel]:
     """The model that the keys `loc` lead to, from the root."""
     model: type[BaseModel] = PoolConfig
     for part in loc:
-        annotation = model.model_fields[str(part)].annotation
+        if isinstance(part, int):  # a place in a list of models
+            continue
+        annotation = model.model_fields[part].annotation
         kinds = [annotation, *get_args(annotation)]
         model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
     return model

@@ -53,19 +53,19 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _config(parsed: argparse.Namespace) -> PoolConfig:
     """The configuration file, or the embedded default, with the options laid over it."""
-    from cluster.config import load_config, parse_config
+    from cluster.config import load_config, parse_config, read_yaml
 
     values: dict[str, Any] = {"worker": {"encoder": {"model": DEFAULT_MODEL}}}
     if parsed.config is not None:
-        values = load_config(parsed.config).model_dump()
-    encoder = values["worker"]["encoder"]
-    if parsed.model is not None:
-        encoder["model"] = parsed.model
-    if parsed.dtype is not None:
-        encoder["dtype"] = parsed.dtype
+        load_config(parsed.config)  # its errors name the file
+        values = read_yaml(parsed.config)  # as it stands there: a group inherits what the options say
+    options = {"model": parsed.model, "dtype": parsed.dtype}
+    for key, value in options.items():
+        if value is not None:
+            values.setdefault("worker", {}).setdefault("encoder", {})[key] = value
     if parsed.workers is not None:
         values["num_workers"] = parsed.workers
-    elif "num_workers" not in values:
+    elif "num_workers" not in values and "groups" not in values:
         from cluster.encode_files import default_num_workers
 
         values["num_workers"] = default_num_workers()

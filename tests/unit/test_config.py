@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import load_config
+from cluster.config import PoolConfig, load_config
 from encoder.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 GOOD = "num_workers: 2\nworker: {encoder: {model: tiny-minicpmv-2.6}}\n"
+GROUPS = """
+worker: {encoder: {model: tiny-minicpmv-2.6, seed: 7}, max_queue_ms: 100}
+cpus_per_worker: 2
+groups:
+  - {name: gpu, num_workers: 2, worker: {device: cuda}}
+  - {name: cpu, num_workers: 1, worker: {encoder: {dtype: float32}}, cpus_per_worker: 8}
+"""
 
 
 def refusal(tmp_path: Path, text: str) -> str:
@@ -54,6 +61,16 @@ def test_we_ship_the_three_configs_of_the_readme() -> None:
         (GOOD.replace("worker: {", "worker: {replays_in_flight: 4, "), "less than or equal to 3, got 4"),
         (GOOD.replace("2.6}", "2.6, token_budgets: {packed: 64}}"), "worker.encoder.token_budgets"),
         (GOOD + "worker: [", "pool.yaml: not YAML: "),
+        (GROUPS + "  - {name: gpu, num_workers: 1}\n", "groups: each needs a name of its own, these are gpu, cpu, gpu"),
+        (GROUPS + "num_workers: 4\n", "groups: they have 3 workers together, num_workers says 4; leave that out"),
+        (GROUPS.replace("dtype", "dtyp"), "unknown key 'groups.1.worker.encoder.dtyp', did you mean"),
+        (GROUPS.replace("name: gpu", "nam: gpu"), "unknown key 'groups.0.nam', did you mean 'groups.0.name'?"),
+        (GROUPS.replace("gpu,", "GPU-1,"), "groups.0.name: string should match pattern"),
+        (
+            GOOD + "autoscale: {min_workers: 3, max_workers: 2}\n",
+            "autoscale: min_workers must not be above max_workers",
+        ),
+        (GOOD + "groups: [2]\n", "groups.0: input should be a valid dictionary"),
         ("", "a configuration is a map of keys such as 'num_workers: 2', got nothing"),
         ("- 1\n", "got a list"),
     ],
@@ -73,3 +90,36 @@ def test_import_cluster_is_light() -> None:
     code = "import cluster, cluster.config, sys; print({'ray', 'torch'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "set()"
+
+
+def test_a_group_inherits_key_by_key_what_it_does_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(GROUPS)
+    config = load_config(path)
+    gpu, cpu = config.worker_groups
+    assert (config.num_workers, gpu.num_workers, cpu.num_workers) == (3, 2, 1)
+    assert (gpu.worker.device, cpu.worker.device) == ("cuda", "auto")
+    assert (gpu.worker.encoder.dtype, cpu.worker.encoder.dtype) == ("auto", "float32")
+    assert {group.worker.encoder.seed for group in config.worker_groups} == {7}
+    assert {group.worker.max_queue_ms for group in config.worker_groups} == {100.0}
+    assert (gpu.cpus_per_worker, cpu.cpus_per_worker) == (2.0, 8.0)
+    assert PoolConfig.model_validate(config.model_dump()) == config
+
+
+def test_groups_with_workers_of_their_own_need_no_common_section() -> None:
+    groups = [{"name": name, "num_workers": 1, "worker": {"encoder": {"model": name}}} for name in ("one", "other")]
+    config = PoolConfig.model_validate({"groups": groups})
+    assert [group.worker.encoder.model for group in config.worker_groups] == ["one", "other"]
+    assert config.worker.encoder.model == "one"
+
+
+def test_without_groups_the_top_level_is_the_only_one(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(GOOD + "gpu_share: 0.5\nautoscale: {min_workers: 1, max_workers: 4}\n")
+    (group,) = load_config(path).worker_groups
+    assert (group.name, group.num_workers, group.gpu_share) == ("worker", 2, 0.5)
+    assert group.autoscale is not None
+    assert group.autoscale.max_workers == 4
+    path.write_text(GOOD + "autoscale: {min_workers: 3, max_workers: 4}\n")
+    with pytest.raises(ConfigError, match="autoscale: num_workers must be 3 to 4, it is 2"):
+        load_config(path)

@@ -40,6 +40,7 @@ WITHOUT_TORCH = [
     *(f"cluster.commands.{path.stem}" for path in sorted((ROOT / "cluster/commands").glob("[a-z]*.py"))),
     "cluster.config",
     "cluster.forecast",
+    "cluster.groups",
     "cluster.histogram",
     "cluster.leases",
     "cluster.placing",
