@@ -8,9 +8,7 @@ stream.py).
 
 from __future__ import annotations
 
-import hashlib
 import os
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -23,13 +21,13 @@ import numpy as np
 from cluster.config import PoolConfig
 from cluster.traces import TraceRecord, TraceWriter
 from cluster.transport import Transport
+from cluster.trials import Trials
 from encoder.adapters.base import EncoderAdapter
 from encoder.errors import (
     BadMediaError,
     EncoderPoolError,
     ItemError,
     MediaTooLargeError,
-    PoisonItemError,
     PoolClosedError,
 )
 from encoder.media import MediaHeader, probe_header
@@ -80,9 +78,7 @@ class Client:
         self.transport = transport
         self.num_workers = num_workers
         self.closed = False
-        self._lock = threading.Lock()
-        self._trials: set[str] = set()  # workers with an item on board that was on a dying worker
-        self._poison: set[bytes] = set()  # digests of items that were on too many dying workers
+        self.trials = Trials()
 
     def encode(self, source: Source, *, timeout_s: float | None = None) -> Embedding:
         """Encode one image. Raises its typed error."""
@@ -135,36 +131,8 @@ class Client:
         data = read_source(source, limits.max_bytes)
         header = probe_header(data, max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
         encoded = np.frombuffer(data, dtype=np.uint8)
-        self.refuse_poison(encoded)
+        self.trials.refuse_poison(encoded)
         return encoded, header, self.adapter.probe(header)
-
-    def begin_trial(self, worker_id: str) -> bool:
-        """Whether an item that was on a dying worker may go to this one: only when no other such item is there."""
-        with self._lock:
-            if worker_id in self._trials:
-                return False
-            self._trials.add(worker_id)
-            return True
-
-    def end_trial(self, worker_id: str) -> None:
-        """The item is no longer there."""
-        with self._lock:
-            self._trials.discard(worker_id)
-
-    def refuse_poison(self, encoded: np.ndarray) -> None:
-        """Raises PoisonItemError for content that is in quarantine."""
-        if self._poison and digest(encoded) in self._poison:
-            raise PoisonItemError(f"item {digest(encoded).hex()} is quarantined: workers died of it before")
-
-    def quarantine(self, encoded: np.ndarray) -> str:
-        """Refuse this content from now on; returns its digest."""
-        self._poison.add(digest(encoded))
-        return digest(encoded).hex()
-
-    @property
-    def num_poison(self) -> int:
-        """How much content is in quarantine."""
-        return len(self._poison)
 
 
 def read_source(source: Source, max_bytes: int) -> bytes:
@@ -191,8 +159,3 @@ def read_source(source: Source, max_bytes: int) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = getattr(error, "strerror", None) or str(error)
         raise BadMediaError(f"{source} cannot be read: {reason}") from error
-
-
-def digest(encoded: np.ndarray) -> bytes:
-    """Identity of an item's content."""
-    return hashlib.blake2b(encoded.data, digest_size=16).digest()

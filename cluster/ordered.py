@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.client import Outcome, Source
-from cluster.stream import Item, Stream
+from cluster.items import Item
+from cluster.stream import Stream
 from encoder.errors import EncoderPoolError, PoolClosedError
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from cluster.client import Client, Outcome, Source
 from cluster.config import PoolConfig
+from cluster.items import Item
 from cluster.leases import Lease, LeaseRequest, Refusal
 from cluster.router import Router
-from cluster.stream import Item, Stream
+from cluster.stream import Stream
 from cluster.traces import read_trace
 from cluster.transport import WorkerAway, WorkerGone
 from encoder.config import EncoderConfig
@@ -324,20 +325,20 @@ def test_two_suspects_of_different_streams_never_meet_on_a_worker() -> None:
         nonlocal num_assigned
         num_assigned += 1
         if num_assigned == 4:  # the other stream's suspect is through
-            encoder.end_trial("a")
+            encoder.trials.end("a")
         return assign(requests)
 
     def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
         if pool.incarnations["a"] == 1:
             pool.restart("a")
-            assert encoder.begin_trial("a")  # another stream was quicker
+            assert encoder.trials.begin("a")  # another stream was quicker
             raise WorkerGone("killed")
         assert num_assigned >= 4
         return encoded(worker_id, batch)
 
     pool.assign, pool.answer = slow_assign, answer  # type: ignore[method-assign]
     assert encoder.encode(PICTURES[0]).worker == "a"
-    assert encoder.begin_trial("a")
+    assert encoder.trials.begin("a")
     assert pool.in_flight_ms() == 0
 
 

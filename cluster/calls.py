@@ -1,0 +1,168 @@
+"""A stream's calls to workers: sent, collected, settled item by item, and buried with the worker they were on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cluster.items import Item, OpenItems
+from cluster.leases import Refusal
+from cluster.leasing import MAX_RETRY_S, Leasing
+from cluster.transport import WorkerAway, WorkerGone
+from encoder.errors import EncoderPoolError, PoisonItemError, PoolClosedError, PoolSaturatedError, WorkerLostError
+from workers.messages import EncodeBatch, EncodeItem, EncodeResult
+
+if TYPE_CHECKING:
+    from cluster.client import Client
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Items on their way to one worker and back."""
+
+    call_id: str
+    worker_id: str
+    incarnation: str
+    items: list[Item]
+    sent_s: float
+    is_trial: bool  # its one item was on a dying worker
+
+
+class Calls:
+    """The calls of one stream that are under way. Each of their items ends, or goes back to `leasing`."""
+
+    def __init__(self, client: Client, items: OpenItems, leasing: Leasing) -> None:
+        self._client = client
+        self._config = client.config
+        self._transport = client.transport
+        self._items = items
+        self._leasing = leasing
+        self._calls: dict[Any, Call] = {}
+        self._name = uuid.uuid4().hex
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def send(self) -> None:
+        """Fill the free call slots of each worker."""
+        calls_by_worker = Counter(call.worker_id for call in self._calls.values())
+        for worker_id in self._leasing.workers():
+            while calls_by_worker[worker_id] < self._config.calls_per_worker:
+                items = self._leasing.take(worker_id)
+                if not items:
+                    break
+                self._start(worker_id, items)
+                calls_by_worker[worker_id] += 1
+
+    def _start(self, worker_id: str, items: list[Item]) -> None:
+        now_s = time.monotonic()
+        call_id = f"{self._name}-{next(self._numbers)}"
+        batch = EncodeBatch(call_id=call_id, items=tuple(_to_wire(item, now_s) for item in items))
+        assert items[0].lease is not None
+        call = Call(call_id, worker_id, items[0].lease.incarnation, items, now_s, is_trial=items[0].deaths > 0)
+        try:
+            self._calls[self._transport.start(worker_id, batch)] = call
+        except PoolSaturatedError as error:
+            self._leasing.give_back(items)
+            again = Refusal(saturated=True, retry_ms=MAX_RETRY_S * 1e3, message=str(error))
+            self._leasing.come_back(items, again, now_s, behind_own=bool(self._calls))
+
+    def collect(self, wait_s: float) -> None:
+        """Take in what is done; wait for the first call to be so, at most so long."""
+        for ref in self._transport.wait(list(self._calls), wait_s):
+            call = self._calls.pop(ref)
+            try:
+                result = self._transport.result(ref)
+            except (WorkerAway, WorkerLostError):  # it restarts, starts or is closed: it took nothing on board
+                self._leave(call)
+                self._leasing.retry_elsewhere(call.items)
+            except WorkerGone as error:
+                self._bury(call, str(error))
+            except EncoderPoolError as error:
+                for item in call.items:
+                    self._items.fail(item, error)
+            else:
+                self._settle(call, result)
+            self._end_trial(call)  # only now: the router has heard of a death before another item tries
+        now_s = time.monotonic()
+        overdue = [ref for ref, call in self._calls.items() if now_s - call.sent_s > self._config.call_timeout_s]
+        for ref in overdue:
+            call = self._calls.pop(ref)
+            self._transport.cancel(call.worker_id, call.call_id)
+            self._bury(call, f"no answer within {self._config.call_timeout_s:g} s")
+            self._end_trial(call)
+
+    def cancel(self, dropped: Collection[Item]) -> None:
+        """Nobody awaits these items any more."""
+        for call in self._calls.values():
+            numbers = [number for number, item in enumerate(call.items) if item in dropped]
+            if numbers:
+                self._transport.cancel(call.worker_id, call.call_id, numbers)
+
+    def clear(self) -> None:
+        """Drop what is queued at the workers."""
+        for call in self._calls.values():
+            self._transport.cancel(call.worker_id, call.call_id)
+            self._end_trial(call)
+        self._calls.clear()
+
+    def _end_trial(self, call: Call) -> None:
+        if call.is_trial:
+            self._client.trials.end(call.worker_id)
+
+    def _settle(self, call: Call, result: EncodeResult) -> None:
+        now_s = time.monotonic()
+        offsets = result.offsets
+        for number, (item, answer) in enumerate(zip(call.items, result.items, strict=True)):
+            if answer.error is None:
+                self._items.progress_s = now_s
+                words_TE = result.tokens_TE[offsets[number] : offsets[number + 1]]
+                self._items.finish(item, answer, words_TE, result, (now_s - call.sent_s) * 1e3)
+                continue
+            error = answer.error.to_error()
+            if isinstance(error, PoolSaturatedError):
+                again = Refusal(saturated=True, retry_ms=50.0, message=str(error))
+                self._leasing.come_back([item], again, now_s)
+            elif isinstance(error, PoolClosedError):
+                self._leasing.retry_elsewhere([item])
+            elif isinstance(error, WorkerLostError):
+                self._blame(item, str(error))
+            else:
+                self._items.fail(item, error)
+
+    def _bury(self, call: Call, reason: str) -> None:
+        """The call's worker died, or is as good as dead."""
+        self._leave(call)
+        for item in call.items:
+            self._blame(item, reason)
+
+    def _leave(self, call: Call) -> None:
+        """Send nothing more to the call's worker."""
+        self._transport.suspect(call.incarnation)
+        self._leasing.leave(call.worker_id)
+
+    def _blame(self, item: Item, reason: str) -> None:
+        item.deaths += 1
+        item.refused_s = None
+        if item.deaths < self._config.poison_after:
+            self._leasing.retry_elsewhere([item])
+            return
+        name = self._client.trials.quarantine(item.encoded)
+        poison = PoisonItemError(f"item {name} was on {item.deaths} workers that died (last: {reason})")
+        self._items.fail(item, poison)
+
+
+def _to_wire(item: Item, now_s: float) -> EncodeItem:
+    assert item.lease is not None
+    return EncodeItem(
+        lease_id=item.lease.lease_id,
+        encoded=item.encoded,
+        shape=item.shape,
+        timeout_s=None if item.deadline_s is None else max(0.0, item.deadline_s - now_s),
+    )
