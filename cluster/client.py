@@ -48,9 +48,10 @@ class Embedding:
     shape: ItemShape
     graphs: tuple[str, ...]  # graphs that its segments ran in
     misses: tuple[str, ...]  # why segments of it ran eagerly, if any did
-    timings: dict[str, float]  # milliseconds: decode, wait, replay at the worker; call, total at the client
+    timings: dict[str, float]  # milliseconds: cache, decode, wait, replay at the worker; call, total at the client
     note: str | None  # about the media, such as "first of 12 frames"
     worker: str
+    cached: bool = False  # no GPU time went into it: kept from before, or computed for an identical item just then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,7 +113,7 @@ class Client:
             return
         with TraceWriter(self.config.trace_file) as trace:
             for outcome in outcomes:
-                if outcome.embedding is not None:
+                if outcome.embedding is not None and not outcome.embedding.cached:  # graphs never saw those
                     trace.write(
                         TraceRecord(
                             time_s=time.time(),

@@ -78,6 +78,7 @@ class OpenItems:
             },
             note=item.note,
             worker=result.worker_id,
+            cached=answer.cached,
         )
         self._end(item, Outcome(source=item.source, embedding=embedding, error=None))
 

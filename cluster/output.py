@@ -172,6 +172,8 @@ def _describe(embedding: Embedding) -> dict[str, Any]:
         line["graph"] = " + ".join(embedding.graphs)
     if embedding.misses:
         line["miss"] = " + ".join(embedding.misses)
+    if embedding.cached:
+        line["cached"] = True
     if embedding.note:
         line["note"] = embedding.note
     line["timings_ms"] = {name: round(value, 3) for name, value in embedding.timings.items()}

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import ConfigError, EncoderPoolError, WeightsError, WorkerLostError, WorkerStartError
 from workers.actor import worker_actor_class
+from workers.cache import CacheStats
 from workers.config import WorkerConfig
 from workers.messages import ErrorNote, WorkerReport, WorkerState
 
@@ -72,6 +73,12 @@ class PoolStats:
         """Share of segments that a graph served."""
         num_segments = self.segment_hits + sum(self.segment_misses.values())
         return self.segment_hits / num_segments if num_segments else 0.0
+
+    @cached_property
+    def cache(self) -> CacheStats:
+        """What the workers' caches did and hold together."""
+        each = [asdict(report.stats.cache) for report in self.reports]
+        return CacheStats(**{name: sum(stats[name] for stats in each) for name in asdict(CacheStats())})
 
     @cached_property
     def fill(self) -> float:

@@ -88,6 +88,8 @@ class EncodeProgress:
         with suppress(EncoderPoolError):
             stats = self._stats()
             self._graph_rates = f", hit rate {stats.hit_rate:.0%}, fill {stats.fill:.0%}"
+            if stats.cache.max_bytes:
+                self._graph_rates += f", {stats.cache.hit_rate:.0%} from the cache"
         return self._live()
 
     def _live(self) -> str:

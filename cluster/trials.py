@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 
 import numpy as np
 
 from encoder.errors import PoisonItemError
+from workers.cache_keys import content_digest
 
 
 class Trials:
@@ -49,4 +49,4 @@ class Trials:
 
 def digest(encoded: np.ndarray) -> bytes:
     """Identity of an item's content."""
-    return hashlib.blake2b(encoded.data, digest_size=16).digest()
+    return content_digest(encoded.data)

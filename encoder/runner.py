@@ -25,7 +25,7 @@ from encoder.graphs import CaptureReport, GraphSet, graph_keys
 from encoder.packing import LOOK_AHEAD, EagerCost, GraphTable, GraphView, Replay, plan_replay
 from encoder.staging import Slot, StagingRing
 from encoder.types import AxisKeys, Capacity, GraphKey, MissReason, SegmentShape
-from encoder.weights import obtain_tensors
+from encoder.weights import obtain_tensors, weights_digest
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class EncoderRunner:
         self.adapter, self.config, self.device, self.dtype = adapter, config, device, dtype
         numbers = str(dtype).removeprefix("torch.") + ("" if config.precision == "native" else f"+{config.precision}")
         self.encoder_id = f"{adapter.encoder}@{numbers}"
+        self.weights_digest = b""  # identity of a checkpoint's weights; seeded ones have none
         self.stats = RunnerStats()
         self._model = model
         self._graphs = GraphSet(adapter, model, device)
@@ -109,7 +110,9 @@ class EncoderRunner:
         weights = obtain_tensors(source.snapshot, adapter.weight_shapes(), seed=config.seed)
         with torch.inference_mode():
             model = adapter.build(weights, target, dtype, backend, config.precision)
-        return cls(adapter, model, config, target, dtype)
+        runner = cls(adapter, model, config, target, dtype)
+        runner.weights_digest = weights_digest(source.snapshot)
+        return runner
 
     @torch.inference_mode()
     def capture(self, keys: Sequence[GraphKey] | None = None) -> CaptureReport:

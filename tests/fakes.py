@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,7 +22,7 @@ from encoder.packing import GraphTable, GraphView, Replay, plan_replay
 from encoder.runner import EncoderRunner, RunnerStats
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, ItemShape, SegmentShape
 from workers.config import WorkerConfig
-from workers.messages import EncodeItem, WorkerReport, WorkerState, WorkerStats
+from workers.messages import EncodeBatch, EncodeItem, EncodeResult, WorkerReport, WorkerState, WorkerStats
 
 TILE = 100  # pixels of width that one segment covers
 TOKENS = 2  # of each segment
@@ -32,6 +33,9 @@ class FakeAdapter:
     """Cuts an image into columns; a segment is 10 patches wide and as tall as the image in tens of pixels."""
 
     encoder, path, hidden_size = "fake", "image", HIDDEN
+
+    def checkpoint_config(self) -> dict[str, Any]:
+        return {"model_type": "fake"}
 
     def probe(self, header: MediaHeader) -> ItemShape:
         grids = ((1, max(1, header.height // 10), 10),) * math.ceil(header.width / TILE)
@@ -85,6 +89,8 @@ class FakeRunner:
     encoder_id = "fake@float32"
     device = torch.device("cpu")
     dtype = torch.float32
+    config = EncoderConfig(model="fake")
+    weights_digest = b""
 
     def __init__(self, views: Sequence[GraphView] = (graph(),)) -> None:
         self.adapter = FakeAdapter()
@@ -155,6 +161,28 @@ def item(lease_id: int, encoded: bytes, *, timeout_s: float | None = None) -> En
         shape=FakeAdapter().probe(header),
         timeout_s=timeout_s,
     )
+
+
+def batch(*encoded: bytes, call_id: str = "call", timeout_s: float | None = None) -> EncodeBatch:
+    items = tuple(item(lease_id, data, timeout_s=timeout_s) for lease_id, data in enumerate(encoded))
+    return EncodeBatch(call_id=call_id, items=items)
+
+
+def errors(result: EncodeResult) -> list[str | None]:
+    return [None if answer.error is None else answer.error.name for answer in result.items]
+
+
+def breaks_on(brightness: int, error: Exception) -> Callable[[Sequence[Segment], Replay], Exception | None]:
+    return lambda segments, replay: (
+        error if any(segment.patches_PC[0, 0] == brightness for segment in segments) else None
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < limit_s
+        time.sleep(0.005)
 
 
 def report(

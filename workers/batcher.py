@@ -36,6 +36,7 @@ class Job:
         self.graphs: dict[str, None] = {}  # in order of use
         self.misses: dict[str, None] = {}
         self.timings_ms: dict[str, float] = {}
+        self.cached = False  # its tokens were computed for another: from the cache, or of an identical item
         self.ready_s = 0.0
         self.started_s: float | None = None
         self._lock = threading.Lock()
@@ -65,6 +66,15 @@ class Job:
             self._num_missing -= 1
             if self._num_missing:
                 return
+            self._settled.set()
+        self.on_settled(self)
+
+    def complete(self, outputs: Sequence[torch.Tensor | None]) -> None:
+        """Settle with all of the item's rows at once, unless settled already."""
+        with self._lock:
+            if self.settled:
+                return
+            self.outputs = list(outputs)
             self._settled.set()
         self.on_settled(self)
 

@@ -5,7 +5,7 @@ Free of torch: bfloat16 travels as the uint16 words it is made of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 
@@ -14,6 +14,7 @@ import numpy as np
 from encoder.errors import ERRORS, EncodeError, EncoderPoolError
 from encoder.packing import GraphView
 from encoder.types import ItemShape
+from workers.cache import CacheStats
 
 
 class WorkerState(StrEnum):
@@ -53,6 +54,7 @@ class EncodeItem:
     encoded: np.ndarray  # uint8: the bytes as they came; an array, so that pickle moves them out of band
     shape: ItemShape  # what the client's probe predicted
     timeout_s: float | None = None  # from arrival at the worker; None: no deadline
+    scope: str = ""  # whose it is: the cache answers only what came under the same name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,8 @@ class ItemResult:
     num_tokens: int
     graphs: tuple[str, ...]  # graphs that its segments ran in
     misses: tuple[str, ...]  # why segments of it ran eagerly
-    timings_ms: dict[str, float]  # decode, wait, replay
+    timings_ms: dict[str, float]  # decode, wait, replay; cache where there is one: digest and look-up
+    cached: bool = False  # no GPU time went into it: kept from before, or computed for an identical item just then
     error: ErrorNote | None = None
 
 
@@ -101,6 +104,7 @@ class WorkerStats:
     segment_misses: dict[str, int] | None = None  # by reason
     useful_patches: int = 0
     run_patches: int = 0  # padding included
+    cache: CacheStats = field(default_factory=CacheStats)
 
     @property
     def fill(self) -> float:

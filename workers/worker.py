@@ -17,6 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
@@ -30,7 +31,10 @@ from encoder.errors import (
 )
 from encoder.runner import EncoderRunner
 from workers.batcher import Batcher, Job
+from workers.cache import CacheStats, EmbeddingCache
+from workers.cache_keys import content_digest, embedding_key, runner_fingerprint
 from workers.config import WorkerConfig
+from workers.flights import Flights
 from workers.gpu_loop import GpuLoop
 from workers.messages import (
     EncodeBatch,
@@ -72,6 +76,12 @@ class EncoderWorker:
         self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
         self._gpu_thread = threading.Thread(target=self._main, name="gpu", daemon=True)
         self._gpu: GpuLoop | None = None  # once started
+        self._fingerprint = b""  # of the encoder, once started
+        self._flights: Flights | None = None  # with a cache
+        if config.cache_bytes:
+            self._flights = Flights(
+                EmbeddingCache(config.cache_bytes), release=self._batcher.release, later=self._later, now_s=now_s
+            )
         self._state = WorkerState.STARTING
         self._error: ErrorNote | None = None
         self._started = threading.Event()
@@ -99,7 +109,7 @@ class EncoderWorker:
         gpu = self._gpu
         if gpu is None:
             raise WorkerLostError(f"{self.worker_id} is {self._state}")
-        jobs = [self._admit(item, gpu) for item in batch.items]
+        jobs = [self._job(item, gpu) for item in batch.items]
         with self._lock:
             self._calls[batch.call_id] = jobs
             overtook = [numbers for call_id, numbers in self._cancelled if call_id == batch.call_id]
@@ -108,7 +118,7 @@ class EncoderWorker:
         try:
             for job, item in zip(jobs, batch.items, strict=True):
                 if not job.settled:
-                    self._decoders.submit(self._decode, job, item, gpu)
+                    self._enter(job, item, gpu)
             for job in jobs:
                 job.wait()
         finally:
@@ -166,15 +176,31 @@ class EncoderWorker:
 
     # --- an item's way -------------------------------------------------------------------------------------------
 
-    def _admit(self, item: EncodeItem, gpu: GpuLoop) -> Job:
+    def _job(self, item: EncodeItem, gpu: GpuLoop) -> Job:
         deadline_s = None if item.timeout_s is None else self._now_s() + item.timeout_s
         job = Job(cost_ms=gpu.costs.quote(item.shape.grids).cost_ms, deadline_s=deadline_s)
         job.on_settled = lambda job: self._settle(job, item.lease_id)
+        return job
+
+    def _enter(self, job: Job, item: EncodeItem, gpu: GpuLoop) -> None:
+        """Answer the item from the cache, let it wait for an identical one, or begin its work."""
+        if self._flights is None or self._state is not WorkerState.READY:  # what is on its way out refuses
+            self._begin(job, item, gpu)
+            return
+        started_s = self._now_s()
+        key = embedding_key(content_digest(item.encoded.data), fingerprint=self._fingerprint, scope=item.scope)
+        job.on_settled = lambda job: self._settle(job, item.lease_id, key)
+        job.timings_ms["cache"] = (self._now_s() - started_s) * 1e3
+        self._flights.enter(key, item.shape, job, lambda work: self._begin(work, item, gpu))
+
+    def _begin(self, job: Job, item: EncodeItem, gpu: GpuLoop) -> None:
+        """Admit the item and have it decoded, or fail it."""
         try:
             self._batcher.admit(job)
         except EncoderPoolError as error:
             job.fail(error)
-        return job
+        else:
+            self._decoders.submit(self._decode, job, item, gpu)
 
     def _decode(self, job: Job, item: EncodeItem, gpu: GpuLoop) -> None:
         if job.settled:
@@ -194,13 +220,19 @@ class EncoderWorker:
             job.timings_ms["decode"] = (self._now_s() - started_s) * 1e3
             self._batcher.push(job, segments)
 
-    def _settle(self, job: Job, lease_id: int) -> None:
+    def _settle(self, job: Job, lease_id: int, key: bytes | None = None) -> None:
+        if key is not None and self._flights is not None:
+            self._flights.leave(key, job)
         if not isinstance(job.error, PoolSaturatedError | PoolClosedError):  # those it never took on board
             with self._lock:
                 self._num_items += 1
                 self._num_failed += job.error is not None
         self._batcher.release(job)
         self._on_settled(lease_id)
+
+    def _later(self, task: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the threads have ended: the worker is being closed, and keeps nothing
+            self._decoders.submit(task)
 
     def _answer(self, jobs: Sequence[Job], runner: EncoderRunner) -> EncodeResult:
         """Tokens of all jobs in one array, and what became of each."""
@@ -217,6 +249,7 @@ class EncoderWorker:
                     graphs=tuple(job.graphs),
                     misses=tuple(job.misses),
                     timings_ms=job.timings_ms,
+                    cached=job.cached and job.error is None,
                     error=None if job.error is None else ErrorNote.of(job.error),
                 )
                 for job in jobs
@@ -236,6 +269,7 @@ class EncoderWorker:
             segment_misses={str(reason): count for reason, count in list(stats.misses.items())},
             useful_patches=stats.useful_patches,
             run_patches=stats.replayed_patches,
+            cache=CacheStats() if self._flights is None else self._flights.stats(),
         )
 
     # --- the GPU thread ------------------------------------------------------------------------------------------
@@ -251,6 +285,8 @@ class EncoderWorker:
             logger.error("%s could not start: %s: %s", self.worker_id, note.name, note.message, exc_info=trace)
             self._give_up(note)
             return
+        if self._flights is not None:
+            self._fingerprint = runner_fingerprint(gpu.runner)
         self._gpu = gpu
         if self._state is WorkerState.STARTING:  # not closed meanwhile
             self._state = WorkerState.READY

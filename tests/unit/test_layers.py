@@ -33,6 +33,8 @@ WITHOUT_TORCH = [
     "encoder.pictures",
     "encoder.packing",
     *(f"encoder.adapters.{path.stem}" for path in sorted((ROOT / "encoder/adapters").glob("[a-z]*.py"))),
+    "workers.cache",
+    "workers.cache_keys",
     "workers.config",
     "workers.messages",
     "cluster",

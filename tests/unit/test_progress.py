@@ -4,6 +4,7 @@ from typing import Any
 
 from cluster.progress import MAX_ERROR_LINES, EncodeProgress
 from encoder.errors import PoolError
+from workers.cache import CacheStats
 
 
 class Terminal(StringIO):
@@ -21,7 +22,7 @@ class Clock:
 
 
 def stats() -> Any:
-    return SimpleNamespace(hit_rate=0.975, fill=0.5)
+    return SimpleNamespace(hit_rate=0.975, fill=0.5, cache=CacheStats())
 
 
 def test_a_pipe_gets_a_line_every_few_seconds() -> None:
@@ -34,6 +35,12 @@ def test_a_pipe_gets_a_line_every_few_seconds() -> None:
         "encpool: 17/40 items, 3.3 items/s, hit rate 98%, fill 50%",
         "encpool: 34/40 items, 3.3 items/s, hit rate 98%, fill 50%",
     ]
+
+
+def test_a_pool_with_a_cache_says_what_it_answered_from_it() -> None:
+    cached = SimpleNamespace(hit_rate=1.0, fill=1.0, cache=CacheStats(hits=2, joins=1, misses=1, max_bytes=100))
+    with EncodeProgress(1, lambda: cached, stream=StringIO(), now_s=Clock()) as progress:
+        assert progress.rates().endswith("hit rate 100%, fill 100%, 75% from the cache")
 
 
 def test_a_terminal_gets_a_bar() -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
-from fakes import Clock, FakeRunner, graph, item, loader, picture
+from fakes import Clock, FakeRunner, batch, breaks_on, errors, graph, loader, picture, until
 
-from encoder.adapters.base import Segment
 from encoder.config import EncoderConfig
 from encoder.errors import WorkerLostError
-from encoder.packing import Replay
 from workers.config import WorkerConfig
-from workers.messages import EncodeBatch, EncodeResult, ErrorNote, WorkerState
+from workers.messages import ErrorNote, WorkerState
 from workers.worker import EncoderWorker
 
 StartWorker = Callable[..., EncoderWorker]
@@ -49,31 +47,9 @@ def start_worker(settled: list[int]) -> Iterator[StartWorker]:
         yield start
 
 
-def batch(*encoded: bytes, call_id: str = "call", timeout_s: float | None = None) -> EncodeBatch:
-    items = tuple(item(lease_id, data, timeout_s=timeout_s) for lease_id, data in enumerate(encoded))
-    return EncodeBatch(call_id=call_id, items=items)
-
-
-def errors(result: EncodeResult) -> list[str | None]:
-    return [None if answer.error is None else answer.error.name for answer in result.items]
-
-
 def message(error: ErrorNote | None) -> str:
     assert error is not None
     return error.message
-
-
-def breaks_on(brightness: int, error: Exception) -> Callable[[Sequence[Segment], Replay], Exception | None]:
-    return lambda segments, replay: (
-        error if any(segment.patches_PC[0, 0] == brightness for segment in segments) else None
-    )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < limit_s
-        time.sleep(0.005)
 
 
 def test_a_call_returns_one_array_with_an_offset_for_each_item(start_worker: StartWorker, settled: list[int]) -> None:
