@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, field_validator
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Output = Literal["patches", "pooled"]
 Precision = Literal["native", "fp8"]
 AttentionBackend = Literal["auto", "triton", "cudnn", "varlen", "sdpa"]
 
@@ -20,6 +21,9 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
 
     dtype: Dtype = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU."""
+
+    output: Output = "patches"
+    """Of plain image encoders (SigLIP, CLIP, DINOv3): a token for each patch, or one for the image (`pooled`)."""
 
     precision: Precision = "native"
     """fp8: the tower's GEMMs in 8-bit floats with a scale for each row (Hopper, bfloat16). Faster, less exact."""

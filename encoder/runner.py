@@ -104,7 +104,7 @@ class EncoderRunner:
         target = torch.device(device)
         dtype = resolve_dtype(config.dtype, target)
         source = resolve_model(config.model)
-        adapter = source.family.make(source.config, source.name, config)
+        adapter = source.adapter(config)
         backend = choose_backend(config.attention, target, dtype)
         check_precision(config.precision, target, dtype)
         weights = obtain_tensors(source.snapshot, adapter.weight_shapes(), seed=config.seed)

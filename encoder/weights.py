@@ -6,7 +6,7 @@ import hashlib
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -81,14 +81,20 @@ def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     return tensors
 
 
-def stored_names(wanted: Iterable[str], stored: Container[str]) -> dict[str, str]:
+def stored_names(wanted: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
     """What a checkpoint calls each wanted tensor, as far as it has it.
 
-    Releases differ in whether a vision part's names begin with "model."; either is taken.
+    Releases differ in whether a vision part's names begin with "model.", and in whether there is a "vision_model."
+    within; each is taken.
     """
-    spellings = ((name, (name, f"model.{name}", name.removeprefix("model."))) for name in wanted)
-    found = {name: next((one for one in names if one in stored), None) for name, names in spellings}
+    stored = list(stored)
+    spellings = {_bare(name): name for name in stored} | dict(zip(stored, stored, strict=True))
+    found = {name: spellings.get(name) or spellings.get(_bare(name)) for name in wanted}
     return {name: stored_as for name, stored_as in found.items() if stored_as is not None}
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("model.").replace("vision_model.", "", 1)
 
 
 def _shards(snapshot: Path) -> dict[str, str]:

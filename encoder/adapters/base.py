@@ -28,7 +28,7 @@ class Segment:
     """One schedulable piece of an item, prepared on the CPU."""
 
     shape: SegmentShape
-    patches_PC: np.ndarray  # uint8, as the media has them; normalised on the GPU
+    patches_PC: np.ndarray  # uint8, as the media has them; normalised on the GPU. A tile may be one row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class CaptureAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """An input of a graph. Dimension 0 of the field named `pixels` counts patches."""
+    """An input of a graph. Dimension 0 of the field named `pixels` counts patches, or tiles."""
 
     shape: tuple[int, ...]
     dtype: str  # a numpy name: "uint8", "int32"

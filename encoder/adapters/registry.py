@@ -22,7 +22,12 @@ PROCESSOR_FILES = {
 }
 """Files beside `config.json` that say how media are prepared, by the key under which a model's config has them."""
 
-FAMILIES = {"minicpmv": "encoder.adapters.minicpmv_family:FAMILY"}
+FAMILIES = {
+    "minicpmv": "encoder.adapters.minicpmv_family:FAMILY",
+    "siglip": "encoder.adapters.siglip:FAMILY",
+    "clip": "encoder.adapters.clip:FAMILY",
+    "dinov3": "encoder.adapters.dinov3:FAMILY",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,7 @@ class Family:
     presets: Mapping[str, Preset]
     modalities: tuple[str, ...]
     make: Callable[[Mapping[str, Any], str, EncoderConfig], EncoderAdapter]  # from config.json, name, our config
+    outputs: tuple[str, ...] = ("patches",)  # what `EncoderConfig.output` may ask for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,14 @@ class Model:
     config: Mapping[str, Any]
     """Its config.json; beside its keys, those of `PROCESSOR_FILES` hold what these files say, where they exist."""
     snapshot: Path | None  # where its weights are; None: seeded random
+
+    def adapter(self, config: EncoderConfig) -> EncoderAdapter:
+        """Its torch-free adapter. Raises ConfigError for what the family can't do."""
+        outputs = self.family.outputs
+        if config.output not in outputs:
+            raise ConfigError(f"{self.name} has no output {config.output!r}; it has {', '.join(outputs)}")
+        name = self.name if config.output == "patches" else f"{self.name}:{config.output}"
+        return self.family.make(self.config, name, config)
 
 
 def families() -> dict[str, Family]:
@@ -91,8 +105,7 @@ def resolve_model(name: str) -> Model:
 
 def load_adapter(config: EncoderConfig) -> EncoderAdapter:
     """The torch-free adapter of a configuration."""
-    model = resolve_model(config.model)
-    return model.family.make(model.config, model.name, config)
+    return resolve_model(config.model).adapter(config)
 
 
 def _read_config(snapshot: Path) -> dict[str, Any]:

@@ -1,0 +1,114 @@
+"""transformers' own vision modules as encoders: built from a config, loaded from released tensors, captured whole."""
+
+# Shapes: N tiles, H and W pixels of a tile, T tokens of a tile, E width of a token.
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from encoder.config import Precision
+from encoder.errors import ConfigError
+from encoder.types import AxisKeys, Capacity
+
+if TYPE_CHECKING:
+    from encoder.adapters.tiles import Pixels, TileFamily
+
+
+class StockFamily(Protocol):
+    """What a family says of its modules."""
+
+    @property
+    def renames(self) -> Sequence[tuple[str, str]]:
+        """Regular expressions and replacements, from names of modules' tensors to released ones."""
+
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """transformers' modules, by the prefix of their tensors in released checkpoints, such as "vision_tower."."""
+
+
+def check_native(name: str, precision: Precision) -> None:
+    """Raise ConfigError for a precision that transformers' modules lack."""
+    if precision != "native":
+        raise ConfigError(f"{name}: precision {precision!r} is not for this family; leave it native")
+
+
+def stock_config(config_class: Any, values: Mapping[str, Any], attention: str = "sdpa") -> Any:
+    """A transformers config of these values, whose modules use the named attention.
+
+    The field is set directly: transformers' own setter looks up names that it does not know on a hub.
+    """
+    config = config_class.from_dict(dict(values))
+    config._attn_implementation = attention
+    return config
+
+
+def weight_shapes(family: StockFamily) -> dict[str, tuple[int, ...]]:
+    """Released names and shapes of everything that a checkpoint holds for these modules; nothing is allocated."""
+    with torch.device("meta"):
+        modules = family.modules()
+    return {
+        _released(family, prefix, name): tuple(tensor.shape)
+        for prefix, module in modules.items()
+        for name, tensor in module.state_dict().items()
+    }
+
+
+def load_modules(
+    family: StockFamily, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """The modules on a device, their tensors in `dtype`; what they compute for themselves keeps the dtype it has."""
+    from transformers.initialization import no_init_weights
+
+    with torch.device("cpu"), no_init_weights():
+        modules = dict(family.modules())
+    for prefix, module in modules.items():
+        names = {name: _released(family, prefix, name) for name in module.state_dict()}
+        module.load_state_dict({name: weights[stored].to(device, dtype) for name, stored in names.items()}, assign=True)
+        module.to(device).eval().requires_grad_(False)
+    return modules
+
+
+def _released(family: StockFamily, prefix: str, name: str) -> str:
+    """What a released checkpoint calls a module's tensor."""
+    name = f"{prefix}{name}"
+    for pattern, replacement in family.renames:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+class Normalise:
+    """uint8 pixels to what the family was trained on: `(v / 255 - mean) / std`, float32 until it is rounded once."""
+
+    def __init__(self, pixels: Pixels, device: torch.device, dtype: torch.dtype) -> None:
+        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (pixels.mean, pixels.std))
+        self.scale_C = (1 / (255 * std)).float().to(device)
+        self.shift_C = (-mean / std).float().to(device)
+        self.dtype = dtype
+
+    def __call__(self, bytes_C: Tensor) -> Tensor:
+        """Any shape whose last dimension is the channel."""
+        return bytes_C.mul(self.scale_C).add_(self.shift_C).to(self.dtype)
+
+
+class TileModel:
+    """Dense tiles of one size through a family's modules. Implements `EncoderModel`."""
+
+    def __init__(
+        self, family: TileFamily, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._forward = family.bind(load_modules(family, weights, device, dtype))
+        self._normalise = Normalise(family.pixels, device, dtype)
+        self._width, self._height = family.tile_size
+
+    def reserve(self, longest: int) -> None:
+        """Nothing depends on lengths."""
+
+    def forward(self, inputs: Mapping[str, Tensor], axis_keys: AxisKeys, capacity: Capacity) -> Tensor:
+        """Tokens `[N * T, E]`."""
+        bytes_NHWC = inputs["pixels"].view(-1, self._height, self._width, 3)
+        pixels_NCHW = self._normalise(bytes_NHWC).permute(0, 3, 1, 2).contiguous()
+        return self._forward(pixels_NCHW).flatten(0, 1)
