@@ -1,92 +1,43 @@
-"""The worker's bounded queue: items at the door in predicted milliseconds, segments out to the GPU thread.
+"""The worker's bounded queue: items at the door in predicted milliseconds and bytes, segments out to the GPU thread.
 
-Items are admitted or refused before they are decoded. Their segments wait in the order in which they were decoded,
-and the next replay is formed when the GPU thread asks for it, out of whatever waits then, without a timer.
+Items are admitted or refused before they are decoded. They wait for a thread that decodes them, then their segments
+wait for the GPU, both times in the order that priority.py gives. The next replay is formed when the GPU thread asks
+for it, out of whatever waits then, without a timer.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from encoder.adapters.base import Segment
 from encoder.errors import DeadlineError, EncoderPoolError, PoolClosedError, PoolSaturatedError
 from encoder.packing import LOOK_AHEAD, Replay
 from encoder.types import SegmentShape
-
-if TYPE_CHECKING:
-    import torch
+from workers.admission import GUARANTEED, Load, wait_ms
+from workers.job import Job
+from workers.priority import Line, Priority, rank_s
 
 Plan = Callable[[Sequence[SegmentShape]], Replay]
+MIB = 2**20
 
 
-class Job:
-    """One item inside a worker. Settled exactly once: by its last segment, or by the first error to reach it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Undecoded:
+    """An admitted item that waits for a decoding thread."""
 
-    def __init__(self, *, cost_ms: float, deadline_s: float | None = None) -> None:
-        self.cost_ms = cost_ms
-        self.deadline_s = deadline_s  # on the batcher's clock
-        self.on_settled: Callable[[Job], None] = lambda job: None
-        self.error: EncoderPoolError | None = None
-        self.outputs: list[torch.Tensor | None] = []  # one a segment
-        self.graphs: dict[str, None] = {}  # in order of use
-        self.misses: dict[str, None] = {}
-        self.timings_ms: dict[str, float] = {}
-        self.cached = False  # its tokens were computed for another: from the cache, or of an identical item
-        self.ready_s = 0.0
-        self.started_s: float | None = None
-        self._lock = threading.Lock()
-        self._num_missing = 0
-        self._settled = threading.Event()
+    job: Job
+    decode: Callable[[], None]
 
     @property
-    def settled(self) -> bool:
-        return self._settled.is_set()
+    def priority(self) -> Priority:
+        return self.job.priority
 
-    def wait(self) -> None:
-        """Block until settled."""
-        self._settled.wait()
-
-    def expect(self, num_segments: int) -> None:
-        """Say how many segments it has, before the first of them may run."""
-        self.outputs = [None] * num_segments
-        self._num_missing = num_segments
-
-    def deliver(self, index: int, tokens_TE: torch.Tensor) -> None:
-        """Keep the output of one segment; the last one settles the job."""
-        with self._lock:
-            if self.settled:
-                return
-            assert self.outputs[index] is None, "a segment ran twice"
-            self.outputs[index] = tokens_TE
-            self._num_missing -= 1
-            if self._num_missing:
-                return
-            self._settled.set()
-        self.on_settled(self)
-
-    def complete(self, outputs: Sequence[torch.Tensor | None]) -> None:
-        """Settle with all of the item's rows at once, unless settled already."""
-        with self._lock:
-            if self.settled:
-                return
-            self.outputs = list(outputs)
-            self._settled.set()
-        self.on_settled(self)
-
-    def fail(self, error: EncoderPoolError) -> None:
-        """Settle with an error, unless settled already."""
-        with self._lock:
-            if self.settled:
-                return
-            self.error = error
-            self.outputs = []
-            self._settled.set()
-        self.on_settled(self)
+    @property
+    def rank_s(self) -> float:
+        return self.job.rank_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +47,14 @@ class Waiting:
     job: Job
     index: int  # among the segments of its item
     segment: Segment
+
+    @property
+    def priority(self) -> Priority:
+        return self.job.priority
+
+    @property
+    def rank_s(self) -> float:
+        return self.job.rank_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,23 +69,37 @@ class Batcher:
     """Thread-safe. Any thread admits and pushes; one thread, the GPU's, takes."""
 
     def __init__(
-        self, *, max_queue_ms: float, max_ready_patches: int, now_s: Callable[[], float] = time.monotonic
+        self,
+        *,
+        max_queue_ms: float,
+        max_ready_patches: int,
+        max_queue_bytes: int = 2**62,
+        batch_patience_s: float = 5.0,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.max_queue_ms = max_queue_ms
+        self.limit = Load(max_queue_ms, max_queue_bytes)
         self.max_ready_patches = max_ready_patches
+        self.batch_patience_s = batch_patience_s
         self._now_s = now_s
         self._changed = threading.Condition()
-        self._waiting: deque[Waiting] = deque()
-        self._ready_patches = 0
-        self._admitted: dict[Job, None] = {}
-        self._backlog_ms = 0.0
+        self._undecoded: Line[Undecoded] = Line()
+        self._waiting: Line[Waiting] = Line()
+        self._ready_patches = dict.fromkeys(Priority, 0)
+        self._ready_bytes = dict.fromkeys(Priority, 0)
+        self._admitted: dict[Priority, dict[Job, None]] = {priority: {} for priority in Priority}
+        self._loads = dict.fromkeys(Priority, Load(0.0, 0))  # of the items admitted, as they came
         self._closed: EncoderPoolError | None = None  # why nothing is admitted any more
         self.aborted = False
 
     @property
     def backlog_ms(self) -> float:
         """Predicted work admitted and not settled."""
-        return self._backlog_ms
+        return sum(load.ms for load in self._loads.values())
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What the items admitted and not settled came as, and the patches of them that wait."""
+        return sum(load.num_bytes for load in self._loads.values()) + sum(self._ready_bytes.values())
 
     @property
     def num_waiting(self) -> int:
@@ -136,51 +109,104 @@ class Batcher:
     @property
     def num_admitted(self) -> int:
         """Items admitted and not settled."""
-        return len(self._admitted)
+        return sum(len(jobs) for jobs in self._admitted.values())
 
     def admit(self, job: Job) -> None:
         """Take responsibility for an item, or refuse it: PoolSaturatedError, or PoolClosedError once closed.
 
-        An empty queue takes an item of any cost, so that none is refused for ever.
+        See `workers.admission` for what fits.
         """
         with self._changed:
             if self._closed is not None:
                 raise self._closed
-            over_ms = self._backlog_ms + job.cost_ms - self.max_queue_ms
-            if self._admitted and over_ms > 0:
-                raise PoolSaturatedError(
-                    f"the worker's queue holds {self._backlog_ms:.0f} ms of work and takes "
-                    f"{self.max_queue_ms:.0f}; retry in {over_ms:.0f} ms"
-                )
-            self._admitted[job] = None
-            self._backlog_ms += job.cost_ms
+            total = Load(self.backlog_ms, self.backlog_bytes)
+            load = self._loads[job.priority]
+            own = Load(load.ms, load.num_bytes + self._ready_bytes[job.priority])
+            retry_ms = wait_ms(job.load, total=total, own=own, limit=self.limit)
+            if retry_ms > 0:
+                raise PoolSaturatedError(self._refusal(total, job, retry_ms))
+            job.rank_s = rank_s(job.priority, self._now_s(), self.batch_patience_s)
+            self._admitted[job.priority][job] = None
+            self._loads[job.priority] = Load(load.ms + job.cost_ms, load.num_bytes + job.num_bytes)
+
+    def _refusal(self, total: Load, job: Job, retry_ms: float) -> str:
+        if total.ms + job.cost_ms > self.limit.ms:
+            return (
+                f"the worker's queue holds {total.ms:.0f} ms of work and takes "
+                f"{self.limit.ms:.0f}; retry in {retry_ms:.0f} ms"
+            )
+        return (
+            f"the worker's queue holds {total.num_bytes / MIB:.1f} MiB and takes "
+            f"{self.limit.num_bytes / MIB:.1f}; retry in {retry_ms:.0f} ms"
+        )
 
     def release(self, job: Job) -> None:
         """Forget an item that is settled."""
         with self._changed:
-            if job in self._admitted:
-                del self._admitted[job]
-                # An empty queue has no backlog: without this, rounding errors would add up.
-                self._backlog_ms = self._backlog_ms - job.cost_ms if self._admitted else 0.0
+            jobs = self._admitted[job.priority]
+            if job in jobs:
+                del jobs[job]
+                load = self._loads[job.priority]
+                # Nothing left is no backlog: without this, rounding errors would add up.
+                self._loads[job.priority] = (
+                    Load(load.ms - job.cost_ms, load.num_bytes - job.num_bytes) if jobs else Load(0.0, 0)
+                )
             self._changed.notify_all()
 
-    def push(self, job: Job, segments: Sequence[Segment]) -> None:
-        """Queue an admitted item's segments. Blocks while too much decoded work waits: decoding then pauses."""
+    # --- to be decoded -------------------------------------------------------------------------------------------
+
+    def decode_later(self, job: Job, decode: Callable[[], None]) -> None:
+        """Queue an admitted item's decoding, which ends in `push` or in the job's failure."""
         with self._changed:
-            self._changed.wait_for(lambda: job.settled or self._ready_patches < self.max_ready_patches)
-            if job.settled:
+            if not self.aborted:
+                self._undecoded.append(Undecoded(job, decode))
+                self._changed.notify_all()
+
+    def next_decode(self) -> Callable[[], None] | None:
+        """What to decode next, as soon as there is something and room for it; None once aborted.
+
+        Decoding pauses while too much decoded work waits; a quarter of the room is each priority's own.
+        """
+        with self._changed:
+            while not self.aborted:
+                entry = self._undecoded.pop([priority for priority in Priority if self._has_room(priority)])
+                if entry is None:
+                    self._changed.wait()
+                elif not entry.job.settled:
+                    return entry.decode
+            return None
+
+    def _has_room(self, priority: Priority) -> bool:
+        return (
+            sum(self._ready_patches.values()) < self.max_ready_patches
+            or self._ready_patches[priority] < GUARANTEED * self.max_ready_patches
+        )
+
+    def push(self, job: Job, segments: Sequence[Segment]) -> None:
+        """Queue an admitted item's segments for the GPU."""
+        with self._changed:
+            if job.settled or self.aborted:
                 return
             job.ready_s = self._now_s()
             job.expect(len(segments))
-            self._waiting.extend(Waiting(job, index, segment) for index, segment in enumerate(segments))
-            self._ready_patches += sum(segment.shape.num_patches for segment in segments)
+            for index, segment in enumerate(segments):
+                waiting = Waiting(job, index, segment)
+                self._waiting.append(waiting)
+                self._weigh(waiting, 1)
             self._changed.notify_all()
+
+    def _weigh(self, waiting: Waiting, sign: int) -> None:
+        """Count a segment that comes (1) or leaves (-1)."""
+        self._ready_patches[waiting.priority] += sign * waiting.segment.shape.num_patches
+        self._ready_bytes[waiting.priority] += sign * waiting.segment.patches_PC.nbytes
+
+    # --- to be run -----------------------------------------------------------------------------------------------
 
     def take(self, plan: Plan, *, wait_s: float) -> Batch | None:
         """The next replay, as `plan` forms it from what waits, or None when nothing came within `wait_s`."""
         with self._changed:
             if wait_s > 0:
-                self._changed.wait_for(lambda: self._waiting or self.aborted, timeout=wait_s)
+                self._changed.wait_for(lambda: len(self._waiting) or self.aborted, timeout=wait_s)
             window, expired = self._pop_window()
         for job in expired:
             job.fail(DeadlineError("its deadline passed while it waited in the worker's queue"))
@@ -192,23 +218,26 @@ class Batcher:
         taken = set(replay.taken)
         entries = tuple(window[index] for index in replay.taken)
         with self._changed:
-            self._waiting.extendleft(window[index] for index in reversed(range(len(window))) if index not in taken)
-            self._ready_patches -= sum(entry.segment.shape.num_patches for entry in entries)
+            self._waiting.put_back([waiting for index, waiting in enumerate(window) if index not in taken])
+            for entry in entries:
+                self._weigh(entry, -1)
             self._changed.notify_all()
         return Batch(replay, entries)
 
     def _pop_window(self) -> tuple[list[Waiting], list[Job]]:
-        """The oldest segments that somebody awaits, and the jobs past their deadline; the rest of the head is gone."""
+        """The first segments that somebody awaits, and the jobs past their deadline; the rest of the head is gone."""
         now_s = self._now_s()
         window: list[Waiting] = []
         expired: dict[Job, None] = {}
-        while self._waiting and len(window) < LOOK_AHEAD:
-            waiting = self._waiting.popleft()
+        while len(window) < LOOK_AHEAD:
+            waiting = self._waiting.pop()
+            if waiting is None:
+                break
             job = waiting.job
             if job.deadline_s is not None and now_s >= job.deadline_s:
                 expired[job] = None
             if job.settled or job in expired:
-                self._ready_patches -= waiting.segment.shape.num_patches
+                self._weigh(waiting, -1)
                 self._changed.notify_all()
             else:
                 window.append(waiting)
@@ -225,9 +254,11 @@ class Batcher:
         with self._changed:
             self._closed = error
             self.aborted = True
-            left = list(self._admitted)
+            left = [job for jobs in self._admitted.values() for job in jobs]
+            self._undecoded.clear()
             self._waiting.clear()
-            self._ready_patches = 0
+            self._ready_patches = dict.fromkeys(Priority, 0)
+            self._ready_bytes = dict.fromkeys(Priority, 0)
             self._changed.notify_all()
         for job in left:
             job.fail(error)
@@ -235,4 +266,4 @@ class Batcher:
     def wait_empty(self, timeout_s: float) -> bool:
         """Wait until every admitted item is settled."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._admitted, timeout=timeout_s)
+            return self._changed.wait_for(lambda: not self.num_admitted, timeout=timeout_s)

@@ -26,6 +26,12 @@ class WorkerConfig(BaseModel, frozen=True, extra="forbid"):
     max_queue_ms: float = Field(default=2_000.0, gt=0)
     """Predicted GPU milliseconds of work that may wait; more is refused at the door. One item always fits."""
 
+    max_queue_bytes: int = Field(default=2**30, ge=1)
+    """Bytes that this work may hold, as it came and as patches; more is refused at the door. One item always fits."""
+
+    batch_patience_s: float = Field(default=5.0, ge=0)
+    """Batch items let interactive ones pass that come at most so long after them."""
+
     max_ready_patches: int = Field(default=131_072, ge=1)
     """Decoded patches that may wait for the GPU (588 bytes each for MiniCPM-V); decoding pauses beyond it."""
 

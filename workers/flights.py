@@ -17,8 +17,8 @@ import torch
 
 from encoder.errors import DeadlineError, EncodeError
 from encoder.types import ItemShape
-from workers.batcher import Job
 from workers.cache import CacheStats, EmbeddingCache
+from workers.job import Job
 
 Begin = Callable[[Job], None]
 """Admits and decodes a job, or fails it."""
@@ -111,7 +111,9 @@ class Flights:
         flight.work.fail(EncodeError("nobody awaits it any more"))
 
     def _open(self, key: bytes, shape: ItemShape, waiter: Job) -> Flight:
-        flight = Flight(key, shape, work=Job(cost_ms=waiter.cost_ms))
+        flight = Flight(
+            key, shape, work=Job(cost_ms=waiter.cost_ms, num_bytes=waiter.num_bytes, priority=waiter.priority)
+        )
         flight.work.on_settled = lambda work: self._settle(flight)
         self._flights.setdefault(key, flight)
         return flight

@@ -15,6 +15,7 @@ from encoder.errors import ERRORS, EncodeError, EncoderPoolError
 from encoder.packing import GraphView
 from encoder.types import ItemShape
 from workers.cache import CacheStats
+from workers.priority import Priority
 
 
 class WorkerState(StrEnum):
@@ -63,6 +64,7 @@ class EncodeBatch:
 
     call_id: str  # names the call for `cancel`
     items: tuple[EncodeItem, ...]
+    priority: Priority = Priority.BATCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,8 @@ class WorkerReport:
     graphs: tuple[GraphView, ...]
     eager_ms_per_patch: float  # predicted, for work that no graph here takes
     max_queue_ms: float
+    max_queue_bytes: int
     backlog_ms: float  # predicted work admitted and not finished
+    backlog_bytes: int  # what it came as, and the patches of it that wait
     num_waiting: int  # segments decoded and not started
     stats: WorkerStats

@@ -22,6 +22,7 @@ from contextlib import suppress
 import torch
 
 from encoder.errors import (
+    DeadlineError,
     EncodeError,
     EncoderPoolError,
     PoolClosedError,
@@ -30,12 +31,13 @@ from encoder.errors import (
     WorkerStartError,
 )
 from encoder.runner import EncoderRunner
-from workers.batcher import Batcher, Job
+from workers.batcher import Batcher
 from workers.cache import CacheStats, EmbeddingCache
 from workers.cache_keys import content_digest, embedding_key, runner_fingerprint
 from workers.config import WorkerConfig
 from workers.flights import Flights
 from workers.gpu_loop import GpuLoop
+from workers.job import Job
 from workers.messages import (
     EncodeBatch,
     EncodeItem,
@@ -46,6 +48,7 @@ from workers.messages import (
     WorkerState,
     WorkerStats,
 )
+from workers.priority import Priority
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +73,18 @@ class EncoderWorker:
         self._on_settled = on_settled
         self._now_s = now_s
         self._batcher = Batcher(
-            max_queue_ms=config.max_queue_ms, max_ready_patches=config.max_ready_patches, now_s=now_s
+            max_queue_ms=config.max_queue_ms,
+            max_queue_bytes=config.max_queue_bytes,
+            max_ready_patches=config.max_ready_patches,
+            batch_patience_s=config.batch_patience_s,
+            now_s=now_s,
         )
         num_threads = config.decode_threads or min(16, max(2, os.cpu_count() or 2))
-        self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
+        self._decoders = [
+            threading.Thread(target=self._decode_for_ever, name=f"decode-{number}", daemon=True)
+            for number in range(num_threads)
+        ]
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="aside")  # for what no answer waits for
         self._gpu_thread = threading.Thread(target=self._main, name="gpu", daemon=True)
         self._gpu: GpuLoop | None = None  # once started
         self._fingerprint = b""  # of the encoder, once started
@@ -94,6 +105,8 @@ class EncoderWorker:
     def start(self) -> None:
         """Begin loading on the GPU thread and return at once; `wait_started` and `report` tell what came of it."""
         self._gpu_thread.start()
+        for thread in self._decoders:
+            thread.start()
 
     def wait_started(self, timeout_s: float) -> WorkerState:
         """Wait until it is ready, or failed."""
@@ -109,7 +122,7 @@ class EncoderWorker:
         gpu = self._gpu
         if gpu is None:
             raise WorkerLostError(f"{self.worker_id} is {self._state}")
-        jobs = [self._job(item, gpu) for item in batch.items]
+        jobs = [self._job(item, gpu, batch.priority) for item in batch.items]
         with self._lock:
             self._calls[batch.call_id] = jobs
             overtook = [numbers for call_id, numbers in self._cancelled if call_id == batch.call_id]
@@ -153,7 +166,9 @@ class EncoderWorker:
             graphs=() if gpu is None else gpu.graphs,
             eager_ms_per_patch=0.0 if gpu is None else gpu.eager_ms_per_patch,
             max_queue_ms=self.config.max_queue_ms,
+            max_queue_bytes=self.config.max_queue_bytes,
             backlog_ms=self._batcher.backlog_ms,
+            backlog_bytes=self._batcher.backlog_bytes,
             num_waiting=self._batcher.num_waiting,
             stats=self._stats(),
         )
@@ -170,15 +185,20 @@ class EncoderWorker:
         if self._state is not WorkerState.FAILED:
             self._state = WorkerState.CLOSED
         self._batcher.abort(WorkerLostError(f"{self.worker_id} was closed"))
-        self._decoders.shutdown(wait=True, cancel_futures=True)
-        if self._gpu_thread.is_alive():
-            self._gpu_thread.join(timeout=30)
+        self._aside.shutdown(wait=True, cancel_futures=True)
+        for thread in (*self._decoders, self._gpu_thread):
+            if thread.is_alive():
+                thread.join(timeout=30)
 
     # --- an item's way -------------------------------------------------------------------------------------------
 
-    def _job(self, item: EncodeItem, gpu: GpuLoop) -> Job:
-        deadline_s = None if item.timeout_s is None else self._now_s() + item.timeout_s
-        job = Job(cost_ms=gpu.costs.quote(item.shape.grids).cost_ms, deadline_s=deadline_s)
+    def _job(self, item: EncodeItem, gpu: GpuLoop, priority: Priority) -> Job:
+        job = Job(
+            cost_ms=gpu.costs.quote(item.shape.grids).cost_ms,
+            deadline_s=None if item.timeout_s is None else self._now_s() + item.timeout_s,
+            num_bytes=item.encoded.nbytes,
+            priority=priority,
+        )
         job.on_settled = lambda job: self._settle(job, item.lease_id)
         return job
 
@@ -200,12 +220,17 @@ class EncoderWorker:
         except EncoderPoolError as error:
             job.fail(error)
         else:
-            self._decoders.submit(self._decode, job, item, gpu)
+            self._batcher.decode_later(job, lambda: self._decode(job, item, gpu))
+
+    def _decode_for_ever(self) -> None:
+        while (decode := self._batcher.next_decode()) is not None:
+            decode()
 
     def _decode(self, job: Job, item: EncodeItem, gpu: GpuLoop) -> None:
-        if job.settled:
-            return
         started_s = self._now_s()
+        if job.deadline_s is not None and started_s >= job.deadline_s:
+            job.fail(DeadlineError("its deadline passed before it was decoded"))
+            return
         try:
             segments = gpu.prepare(item.encoded.tobytes())
             grids = tuple(segment.shape.grid for segment in segments)
@@ -232,7 +257,7 @@ class EncoderWorker:
 
     def _later(self, task: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the threads have ended: the worker is being closed, and keeps nothing
-            self._decoders.submit(task)
+            self._aside.submit(task)
 
     def _answer(self, jobs: Sequence[Job], runner: EncoderRunner) -> EncodeResult:
         """Tokens of all jobs in one array, and what became of each."""

@@ -61,7 +61,9 @@ def simulated_router(num_workers: int, rng: random.Random) -> Router:
                 graphs=tuple(graphs),
                 eager_ms_per_patch=0.05 * MISS_FACTOR * speed,
                 max_queue_ms=1e12,
+                max_queue_bytes=2**60,
                 backlog_ms=0.0,
+                backlog_bytes=0,
                 num_waiting=0,
                 stats=WorkerStats(),
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from encoder.adapters.base import Segment
 from encoder.errors import DeadlineError, EncodeError, PoolClosedError, PoolSaturatedError, WorkerLostError
 from encoder.packing import Replay
 from encoder.types import SegmentShape
-from workers.batcher import Batch, Batcher, Job
+from workers.batcher import Batch, Batcher
+from workers.job import Job
 
 PIXELS = np.zeros((0, 3), np.uint8)
 
@@ -26,13 +28,13 @@ def segments(*rows: int) -> list[Segment]:
 
 
 def make_batcher(
-    clock: Clock | None = None, *, max_queue_ms: float = 100.0, max_ready_patches: int = 10_000
+    clock: Clock | None = None, *, max_queue_ms: float = 100.0, max_ready_patches: int = 10_000, **settings: Any
 ) -> Batcher:
-    return Batcher(max_queue_ms=max_queue_ms, max_ready_patches=max_ready_patches, now_s=clock or Clock())
+    return Batcher(max_queue_ms=max_queue_ms, max_ready_patches=max_ready_patches, now_s=clock or Clock(), **settings)
 
 
-def admitted(batcher: Batcher, cost_ms: float = 1.0, deadline_s: float | None = None) -> Job:
-    job = Job(cost_ms=cost_ms, deadline_s=deadline_s)
+def admitted(batcher: Batcher, cost_ms: float = 1.0, **about: Any) -> Job:
+    job = Job(cost_ms=cost_ms, **about)
     job.on_settled = batcher.release
     batcher.admit(job)
     return job
@@ -137,17 +139,34 @@ def test_abort_settles_everything() -> None:
     assert batcher.take(oldest(1), wait_s=0) is None
 
 
+def decode_next(batcher: Batcher) -> None:
+    decode = batcher.next_decode()
+    assert decode is not None
+    decode()
+
+
 def test_decoding_pauses_while_too_much_waits() -> None:
     batcher = make_batcher(max_ready_patches=10)
-    first, second = admitted(batcher), admitted(batcher)
-    batcher.push(first, segments(1))
-    thread = threading.Thread(target=batcher.push, args=(second, segments(2)))
+    for rows in (1, 2):
+        job = admitted(batcher)
+        batcher.decode_later(job, lambda job=job, rows=rows: batcher.push(job, segments(rows)))  # type: ignore[misc]
+    decode_next(batcher)
+    thread = threading.Thread(target=decode_next, args=(batcher,))
     thread.start()
     thread.join(0.05)
     assert thread.is_alive()
     run(batcher.take(oldest(1), wait_s=0))
     thread.join(5)
     assert batcher.num_waiting == 1
+
+
+def test_a_decoding_thread_ends_with_the_queue() -> None:
+    batcher = make_batcher()
+    thread = threading.Thread(target=batcher.next_decode)
+    thread.start()
+    batcher.abort(WorkerLostError("gone"))
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 def test_take_wakes_up_when_a_segment_arrives() -> None:

@@ -13,10 +13,10 @@ from fakes import Clock, FakeRunner, batch, breaks_on, errors, graph, item, load
 
 from encoder.config import EncoderConfig
 from encoder.errors import DeadlineError
-from workers.batcher import Job
 from workers.cache import CacheStats, EmbeddingCache
 from workers.config import WorkerConfig
 from workers.flights import Flights
+from workers.job import Job
 from workers.messages import EncodeBatch, EncodeItem, EncodeResult
 from workers.worker import EncoderWorker
 
