@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from cluster.config import PoolConfig as PoolConfig
     from cluster.config import load_config as load_config
     from cluster.pool import EncoderPool as EncoderPool
-    from cluster.pool import PoolStats as PoolStats
+    from cluster.stats import PoolStats as PoolStats
 
 _HOMES = {
     "EncoderPool": "cluster.pool",
-    "PoolStats": "cluster.pool",
+    "PoolStats": "cluster.stats",
     "Embedding": "cluster.client",
     "Outcome": "cluster.client",
     "PoolConfig": "cluster.config",

@@ -1,18 +1,15 @@
-"""`EncoderPool`: starts the router and the workers, watches their start, and encodes through them."""
+"""`EncoderPool`: what a program holds of a running pool. It encodes, looks on, and changes the number of workers."""
 
 from __future__ import annotations
 
 import logging
-import os
+import threading
 import time
 import uuid
-from collections import Counter
-from collections.abc import Generator, Iterable
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
@@ -20,84 +17,61 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from cluster import local_ray
 from cluster.client import Client, Embedding, Outcome, Source
 from cluster.config import PoolConfig, load_config
-from cluster.router import Member, RouterActor
+from cluster.launching import RayCrew
+from cluster.roster import Roster
+from cluster.router import Member
+from cluster.stats import PoolStats
+from cluster.status import PoolStatus
+from cluster.supervisor import Supervisor
 from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
-from encoder.errors import ConfigError, EncoderPoolError, WeightsError, WorkerLostError, WorkerStartError
-from workers.actor import worker_actor_class
-from workers.cache import CacheStats
-from workers.config import WorkerConfig
-from workers.messages import ErrorNote, WorkerReport, WorkerState
+from encoder.errors import WorkerLostError, WorkerStartError
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "encpool"
 POLL_S = 0.05
+CHANGE_POLL_S = 0.25
 ROUTER_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolStats:
-    """Counts of all workers that answered, each since its own start."""
+class Control(Protocol):
+    """Who looks after the workers: the `Supervisor` itself, or the way to it."""
 
-    num_workers: int
-    members: tuple[Member, ...]
-    reports: tuple[WorkerReport, ...]  # of the workers that answered in time
+    def status(self) -> PoolStatus:
+        """See `Supervisor.status`."""
 
-    @cached_property
-    def num_ready(self) -> int:
-        """Workers that the router would send work to."""
-        return sum(member.leasable for member in self.members)
+    def scale(self, num_workers: int, group: str | None = None) -> None:
+        """See `Supervisor.scale`."""
 
-    @cached_property
-    def num_items(self) -> int:
-        """Items settled, failed ones included."""
-        return sum(report.stats.num_items for report in self.reports)
-
-    @cached_property
-    def segment_hits(self) -> int:
-        """Segments that a graph served."""
-        return sum(report.stats.segment_hits for report in self.reports)
-
-    @cached_property
-    def segment_misses(self) -> dict[str, int]:
-        """Segments that ran eagerly, by reason."""
-        total: Counter[str] = Counter()
-        for report in self.reports:
-            total.update(report.stats.segment_misses or {})
-        return dict(total)
-
-    @cached_property
-    def hit_rate(self) -> float:
-        """Share of segments that a graph served."""
-        num_segments = self.segment_hits + sum(self.segment_misses.values())
-        return self.segment_hits / num_segments if num_segments else 0.0
-
-    @cached_property
-    def cache(self) -> CacheStats:
-        """What the workers' caches did and hold together."""
-        each = [asdict(report.stats.cache) for report in self.reports]
-        return CacheStats(**{name: sum(stats[name] for stats in each) for name in asdict(CacheStats())})
-
-    @cached_property
-    def fill(self) -> float:
-        """Useful rows of replays over rows run."""
-        run = sum(report.stats.run_patches for report in self.reports)
-        return sum(report.stats.useful_patches for report in self.reports) / run if run else 0.0
+    def drain(self, worker_id: str, *, replace: bool = False) -> None:
+        """See `Supervisor.drain`."""
 
 
 class EncoderPool:
-    """A running pool. `start` makes one; a `with` block closes it."""
+    """A running pool. `start` makes one, which a `with` block closes."""
 
-    def __init__(self, config: PoolConfig, router: Any, workers: dict[str, Any], client: Client, gate: Gate) -> None:
-        """See `start`."""
+    def __init__(
+        self,
+        config: PoolConfig,
+        name: str,
+        router: Any,
+        control: Control,
+        *,
+        on_close: Callable[[Gate], None],
+    ) -> None:
+        """See `start`. `on_close` gets the shut gate of the transport."""
         self.config = config
+        self.name = name
         self._router = router
-        self._workers = workers  # actor handles by worker id
-        self._client = client
-        self._gate = gate
-        self._ray: local_ray.OwnRay | None = None
+        self._control = control
+        self._on_close = on_close
+        self._roster = Roster(name)
+        self._roster.keep([worker.worker_id for worker in control.status().workers])
+        transport = RayTransport(router, self._roster, timeout_s=ROUTER_TIMEOUT_S)
+        self._gate = transport.gate
+        adapter = load_adapter(config.worker.encoder)
+        self._client = Client(config, adapter, transport, num_workers=transport.num_workers)
 
     @classmethod
     def start(cls, config: PoolConfig | str | Path) -> EncoderPool:
@@ -111,47 +85,44 @@ class EncoderPool:
         Raises:
             ConfigError: no such model, or a layout that cannot work.
             WeightsError: a checkpoint that lacks tensors or has others.
-            WorkerStartError: no Ray at the address, resources that the cluster does not have, a worker that could not
-                load, capture or answer its probe, or that did not within `start_timeout_s`.
+            WorkerStartError: no Ray at the address, resources that the cluster does not have or that are not free, a
+                worker that could not load, capture or answer its probe, or that did not within `start_timeout_s`.
         """
         started_s = time.monotonic()
         if not isinstance(config, PoolConfig):
             config = load_config(config)
-        adapter = load_adapter(config.worker.encoder)  # fails in milliseconds for what no worker could load
+        for group in config.worker_groups:
+            load_adapter(group.worker.encoder)  # fails in milliseconds for what no worker could load
         own = local_ray.connect(config)
-        pool: EncoderPool | None = None
+        name = f"pool-{uuid.uuid4().hex[:8]}"
+        crew = RayCrew(name, config, detached=False)
+        supervisor: Supervisor | None = None
+        thread: threading.Thread | None = None
+
+        def end(gate: Gate | None = None) -> None:
+            try:
+                if supervisor is not None:
+                    supervisor.stop()
+                if thread is not None:
+                    thread.join()
+                if ray.is_initialized():
+                    crew.close()
+                    if gate is not None:
+                        gate.wait_empty(ROUTER_TIMEOUT_S)  # the calls of other threads end with their actors
+            finally:
+                if own is not None:
+                    own.shutdown()
+
         try:
-            worker_config = place(config)
-            name = f"pool-{uuid.uuid4().hex[:8]}"
-            router = (
-                ray.remote(num_cpus=0, max_restarts=-1)(RouterActor)
-                .options(name=f"{name}.router", namespace=NAMESPACE)
-                .remote(
-                    config.worker.encoder,
-                    lease_timeout_s=config.lease_timeout_s,
-                    silent_timeout_s=config.silent_timeout_s,
-                )
-            )
-            actor_class = worker_actor_class(worker_config)
-            workers: dict[str, Any] = {}
-            transport = RayTransport(router, workers.__getitem__, timeout_s=ROUTER_TIMEOUT_S)
-            client = Client(config, adapter, transport, num_workers=lambda: len(workers))
-            pool = cls(config, router, workers, client, transport.gate)
-            pool._ray = own
-            for number in range(config.num_workers):
-                worker_id = f"worker-{number}"
-                workers[worker_id] = actor_class.options(
-                    name=f"{name}.{worker_id}",
-                    namespace=NAMESPACE,
-                    num_cpus=config.cpus_per_worker,
-                    num_gpus=1 if worker_config.device == "cuda" else 0,
-                ).remote(worker_id, worker_config, f"{name}.router", NAMESPACE)
-            pool._wait_ready(started_s + config.start_timeout_s)
+            groups = crew.settle()
+            router = crew.start_router()
+            supervisor = Supervisor(config, groups, crew)
+            supervisor.start(started_s + config.start_timeout_s)
+            thread = threading.Thread(target=supervisor.run, name=f"{name}-supervisor", daemon=True)
+            thread.start()
+            pool = cls(config, name, router, supervisor, on_close=end)
         except BaseException:
-            if pool is not None:
-                pool.close()
-            elif own is not None:
-                own.shutdown()
+            end()
             raise
         logger.info("%s ready: %d workers in %.1f s", name, config.num_workers, time.monotonic() - started_s)
         return pool
@@ -188,30 +159,74 @@ class EncoderPool:
     def stats(self) -> PoolStats:
         """Counts of every worker that answers within two seconds. Raises as `members` does."""
         members = self.members()
+        self._roster.keep([member.worker_id for member in members])
         reports = []
         with self._gate:
-            calls = [worker.report.remote() for worker in self._workers.values()]
-            done, _ = ray.wait(calls, num_returns=len(calls), timeout=REPORT_TIMEOUT_S)
+            calls = [self._roster.handle(worker_id).report.remote() for worker_id in self._roster.worker_ids()]
+            done = ray.wait(calls, num_returns=len(calls), timeout=REPORT_TIMEOUT_S)[0] if calls else []
             for call in done:
                 try:
                     reports.append(ray.get(call, timeout=REPORT_TIMEOUT_S))
                 except RayError as error:
                     logger.info("a worker does not report: %s", type(error).__name__)
-        return PoolStats(num_workers=len(self._workers), members=tuple(members), reports=tuple(reports))
+        return PoolStats(num_workers=len(self._roster), members=tuple(members), reports=tuple(reports))
+
+    def status(self) -> PoolStatus:
+        """The workers as their supervisor sees them. Raises as `members` does."""
+        with self._gate:
+            return self._control.status()
+
+    def scale(self, num_workers: int, group: str | None = None, *, timeout_s: float | None = None) -> None:
+        """Change the number of workers, and wait until it is so. Work goes on; who leaves finishes what it has.
+
+        Args:
+            group: whose number, in a pool of several groups.
+            timeout_s: how long to wait; the configuration's `start_timeout_s` plus `drain_timeout_s` when left out.
+
+        Raises:
+            ConfigError: no such group, or a number that it cannot have.
+            WorkerStartError: the cluster does not have the resources, or has them not free, or it took too long.
+        """
+        with self._gate:
+            self._control.scale(num_workers, group)
+        self._wait_changed(lambda status: status.settled, timeout_s)
+
+    def drain(self, worker_id: str, *, replace: bool = False, timeout_s: float | None = None) -> None:
+        """Take one worker away, once it has finished what it has, and wait until it is gone.
+
+        Args:
+            replace: start another one instead; otherwise the pool wants one worker less.
+
+        Raises:
+            ConfigError: no such worker.
+            WorkerStartError: as `scale` does.
+        """
+        with self._gate:
+            self._control.drain(worker_id, replace=replace)
+        self._wait_changed(
+            lambda status: status.settled and all(worker.worker_id != worker_id for worker in status.workers), timeout_s
+        )
+
+    def _wait_changed(self, done: Callable[[PoolStatus], bool], timeout_s: float | None) -> None:
+        if timeout_s is None:
+            timeout_s = self.config.start_timeout_s + self.config.drain_timeout_s
+        until_s = time.monotonic() + timeout_s
+        before = self.status()
+        while not done(status := self.status()):
+            if status.targets != before.targets:
+                raise WorkerStartError(status.notes[-1] if status.notes else "another number of workers was asked for")
+            if time.monotonic() > until_s:
+                late = [f"{worker.worker_id} is {worker.stage}" for worker in status.workers if worker.stage != "ready"]
+                raise WorkerStartError(f"after {timeout_s:g} s {', '.join(late) or 'the change is not through'}")
+            time.sleep(CHANGE_POLL_S)
+        if status.targets != before.targets:
+            raise WorkerStartError(status.notes[-1] if status.notes else "another number of workers was asked for")
 
     def close(self) -> None:
         """End every actor, and Ray itself with the last pool that needs it. Work under way raises PoolClosedError."""
         self._client.closed = True
-        if not self._gate.close():
-            return
-        try:
-            if ray.is_initialized():
-                for actor in [*self._workers.values(), self._router]:
-                    ray.kill(actor)
-                self._gate.wait_empty(ROUTER_TIMEOUT_S)  # the calls of other threads end with their actors
-        finally:
-            if self._ray is not None:
-                self._ray.shutdown()
+        if self._gate.close():
+            self._on_close(self._gate)
 
     def __enter__(self) -> EncoderPool:
         return self
@@ -220,94 +235,3 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _wait_ready(self, until_s: float) -> None:
-        pings = {worker.ping.remote(): worker_id for worker_id, worker in self._workers.items()}
-        members: dict[str, Member] = {}
-        while sum(member.state is WorkerState.READY for member in members.values()) < len(self._workers):
-            if time.monotonic() > until_s:
-                raise WorkerStartError(self._what_is_missing(set(pings.values()), members))
-            done, _ = ray.wait(list(pings), timeout=POLL_S)
-            for call in done:
-                worker_id = pings.pop(call)
-                try:
-                    ray.get(call, timeout=ROUTER_TIMEOUT_S)
-                except RayActorError as error:
-                    raise WorkerStartError(f"{worker_id} could not start its process: {error}") from error
-            try:
-                members = {member.worker_id: member for member in self.members()}
-            except WorkerLostError as error:
-                if isinstance(error.__cause__, GetTimeoutError):  # it still loads
-                    continue
-                raise WorkerStartError(f"the router could not start: {error}") from error
-            for member in members.values():
-                if member.error is not None:
-                    raise _start_error(member.worker_id, member.error)
-            if not pings:
-                time.sleep(POLL_S)
-        check_gpus_differ(members.values())
-
-    def _what_is_missing(self, unplaced: set[str], members: dict[str, Member]) -> str:
-        free: dict[str, float] = ray.available_resources()
-        loading = sorted(set(self._workers) - unplaced - set(members))
-        parts = []
-        if unplaced:
-            parts.append(
-                f"{', '.join(sorted(unplaced))} found no place (free: {free.get('GPU', 0):g} GPUs, "
-                f"{free.get('CPU', 0):g} CPUs)"
-            )
-        if loading:
-            parts.append(f"{', '.join(loading)} still loading")
-        return (
-            f"after {self.config.start_timeout_s:g} s {' and '.join(parts) or 'not all workers are ready'}; "
-            f"free the resources, or raise start_timeout_s"
-        )
-
-
-def _start_error(worker_id: str, note: ErrorNote) -> EncoderPoolError:
-    """What a worker says of its start: the user's mistakes keep their type."""
-    error = note.to_error()
-    kind = type(error) if isinstance(error, ConfigError | WeightsError) else WorkerStartError
-    return kind(f"{worker_id} could not start: {note.name}: {note.message}")
-
-
-def place(config: PoolConfig) -> WorkerConfig:
-    """The workers' configuration with its `auto` values decided for this cluster.
-
-    Raises WorkerStartError when the cluster could not hold them even if nobody else used it.
-    """
-    total: dict[str, float] = ray.cluster_resources()
-    num_gpus, num_cpus = total.get("GPU", 0.0), total.get("CPU", 0.0)
-    worker = config.worker
-    device = worker.device
-    if device == "auto":
-        device = "cuda" if num_gpus else "cpu"
-    if device == "cuda" and num_gpus < config.num_workers:
-        raise WorkerStartError(
-            f"{config.num_workers} workers need a GPU each, the cluster has {num_gpus:g}; "
-            f"lower num_workers, or set worker.device: cpu"
-        )
-    if config.cpus_per_worker * config.num_workers > num_cpus:
-        raise WorkerStartError(
-            f"{config.num_workers} workers need {config.cpus_per_worker * config.num_workers:g} CPUs, the cluster has "
-            f"{num_cpus:g}; lower num_workers or cpus_per_worker"
-        )
-    num_cores = max(1, int((num_cpus or os.cpu_count() or 1) // config.num_workers))  # one worker's share
-    return worker.model_copy(
-        update={
-            "device": device,
-            "torch_threads": worker.torch_threads or (num_cores if device == "cpu" else 1),
-            "decode_threads": worker.decode_threads or min(16, max(2, num_cores)),
-        }
-    )
-
-
-def check_gpus_differ(members: Iterable[Member]) -> None:
-    """Raises WorkerStartError when two workers landed on one GPU."""
-    owners: dict[str, str] = {}
-    for member in members:
-        if member.gpu_uuid is None:
-            continue
-        other = owners.setdefault(member.gpu_uuid, member.worker_id)
-        if other != member.worker_id:
-            raise WorkerStartError(f"{other} and {member.worker_id} share GPU {member.gpu_uuid}")

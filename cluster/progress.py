@@ -16,7 +16,7 @@ from rich.text import Text
 from encoder.errors import EncoderPoolError
 
 if TYPE_CHECKING:
-    from cluster.pool import PoolStats
+    from cluster.stats import PoolStats
 
 BAR_INTERVAL_S = 1.0
 LINE_INTERVAL_S = 5.0

@@ -68,6 +68,8 @@ class Router:
         self._next_checks: dict[str, int] = {}  # by worker id: number of its one check that still counts
         self._leases: dict[int, Seat] = {}
         self._expiries: deque[tuple[float, int, int]] = deque()  # in order: every lease lives equally long
+        self._draining: set[str] = set()  # workers that are being taken away
+        self._num_refused = 0  # items for which no worker had room, each time they asked
         self._next_lease = self._rng.getrandbits(48)  # a restarted router's ids never meet those of the one before
 
     # --- workers -------------------------------------------------------------------------------------------------
@@ -105,7 +107,7 @@ class Router:
         if view is None or view.incarnation != beat.incarnation:
             return False
         view.heard_s = self._now_s()
-        if view.state is not beat.state or view not in self._index:
+        if view.state is not beat.state or (view not in self._index and beat.worker_id not in self._draining):
             view.state = beat.state
             self._refresh(view)
         return True
@@ -123,8 +125,16 @@ class Router:
                 )
                 return
 
+    def drain(self, worker_id: str) -> None:
+        """No more leases for this worker, whatever it reports, until it is forgotten."""
+        self._draining.add(worker_id)
+        view = self._workers.get(worker_id)
+        if view is not None:
+            self._refresh(view)
+
     def forget(self, worker_id: str) -> None:
         """The worker was taken out of the pool."""
+        self._draining.discard(worker_id)
         view = self._workers.pop(worker_id, None)
         self._reports.pop(worker_id, None)
         self._next_checks.pop(worker_id, None)
@@ -138,7 +148,7 @@ class Router:
     def _refresh(self, view: WorkerView) -> None:
         """List the worker if it may get leases, else not, and look again when time alone may change that."""
         now_s = self._now_s()
-        ready = view.state is WorkerState.READY
+        ready = view.state is WorkerState.READY and view.worker_id not in self._draining
         silent_at_s = view.heard_s + self._silent_timeout_s
         if ready and view.suspect_until_s <= now_s < silent_at_s:
             if view not in self._index:
@@ -162,7 +172,7 @@ class Router:
                 Member(
                     worker_id=view.worker_id,
                     incarnation=view.incarnation,
-                    state=view.state,
+                    state=WorkerState.DRAINING if view.worker_id in self._draining else view.state,
                     error=report.error,
                     in_flight_ms=view.in_flight_ms,
                     num_leases=leases[view],
@@ -172,6 +182,14 @@ class Router:
                 )
             )
         return members
+
+    def worker_ids(self) -> list[str]:
+        """Those that have registered and are to stay."""
+        return [worker_id for worker_id in self._workers if worker_id not in self._draining]
+
+    def refused(self) -> int:
+        """Items for which no worker had room so far, each time they asked."""
+        return self._num_refused
 
     # --- leases --------------------------------------------------------------------------------------------------
 
@@ -193,10 +211,12 @@ class Router:
         for lease_id, number in enumerate(which, first):
             exclude = excluded.get(lease_id - first, ()) if excluded else ()
             if refused and number in refused and not exclude:
+                self._num_refused += refused[number].saturated
                 entries.append(refused[number])
                 continue
             choice = assign(plans[number], exclude)
             if isinstance(choice, Refusal):
+                self._num_refused += choice.saturated
                 entries.append(choice)
                 if not exclude:
                     refused[number] = choice

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from cluster.leases import Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.roster import Roster
 from cluster.routing import NO_WORKER_RETRY_MS
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError, PoolSaturatedError
 from workers.messages import EncodeBatch, EncodeResult
 
+logger = logging.getLogger(__name__)
+
+FOLLOW_S = 1.0  # between two looks at who belongs to the pool
 FETCH_TIMEOUT_S = 60.0  # for an answer that is known to be there
 NEVER_SENT = ("The actor is restarting", "failed to connect")  # in Ray's errors about an actor that cannot be reached
 
@@ -82,19 +90,38 @@ class Gate:
             return self._changed.wait_for(lambda: not self._num_inside, timeout_s)
 
 
-class RayTransport:
-    """Actor calls. Every wait has a limit. Once its gate is shut, every call raises PoolClosedError."""
+@dataclass(frozen=True, eq=False)
+class Unsent:
+    """A call to a worker that is not there."""
 
-    def __init__(self, router: Any, handle_of: Callable[[str], Any], *, timeout_s: float) -> None:
-        """`handle_of` gives the actor handle of a worker id; `timeout_s` bounds calls to the router."""
+    worker_id: str
+
+
+class RayTransport:
+    """Actor calls. Every wait has a limit. Once its gate is shut, every call raises PoolClosedError.
+
+    It follows who comes and goes: a worker that a lease names is looked up by its name, and now and then the router
+    is asked who is there.
+    """
+
+    def __init__(self, router: Any, roster: Roster, *, timeout_s: float) -> None:
+        """`timeout_s` bounds calls to the router."""
         self.gate = Gate()
+        self.roster = roster
         self._router = router
-        self._handle_of = handle_of
         self._timeout_s = timeout_s
+        self._census: Any = None  # a question under way: who is there
+        self._census_s = time.monotonic()
+        self._census_lock = threading.Lock()
+
+    def num_workers(self) -> int:
+        """Workers that this client knows of."""
+        return len(self.roster)
 
     def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
         try:
             with self.gate:
+                self._follow()
                 call = self._router.lease.remote(pack(requests))
                 return unpack(ray.get(call, timeout=self._timeout_s))
         except (RayActorError, GetTimeoutError) as error:
@@ -105,23 +132,45 @@ class RayTransport:
             )
             return [away] * len(requests)
 
+    def _follow(self) -> None:
+        """Ask the router now and then who is there, without waiting for the answer."""
+        if not self._census_lock.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            now_s = time.monotonic()
+            if self._census is None and now_s - self._census_s > FOLLOW_S:
+                self._census, self._census_s = self._router.worker_ids.remote(), now_s
+            elif self._census is not None and ray.wait([self._census], timeout=0)[0]:
+                census, self._census = self._census, None
+                self.roster.keep(ray.get(census, timeout=self._timeout_s))
+        except RayError as error:  # it restarts; those known so far will do
+            logger.info("the router does not say who is there: %s", type(error).__name__)
+        finally:
+            self._census_lock.release()
+
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
         try:
             with self.gate:
-                return self._handle_of(worker_id).encode.remote(batch)
+                return self.roster.handle(worker_id).encode.remote(batch)
+        except ValueError:  # it left the pool a moment ago
+            return Unsent(worker_id)
         except RayError as error:
             raise PoolSaturatedError(f"Ray has no room for {len(batch.items)} items: {error}") from error
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         with self.gate:
-            done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
-            if not done and timeout_s > 0:
-                done, _ = ray.wait(list(calls), num_returns=1, timeout=timeout_s)
-            return list(done)
+            unsent = [call for call in calls if isinstance(call, Unsent)]
+            sent = [call for call in calls if not isinstance(call, Unsent)]
+            done = ray.wait(sent, num_returns=len(sent), timeout=0)[0] if sent else []
+            if not done and not unsent and timeout_s > 0:
+                done, _ = ray.wait(sent, num_returns=1, timeout=timeout_s)
+            return [*unsent, *done]
 
     def result(self, call: Any) -> EncodeResult:
         try:
             with self.gate:
+                if isinstance(call, Unsent):
+                    raise WorkerAway(f"{call.worker_id} has left the pool")
                 result: EncodeResult = ray.get(call, timeout=FETCH_TIMEOUT_S)
         except EncoderPoolError:  # raised by the worker: Ray keeps its type
             raise
@@ -133,11 +182,12 @@ class RayTransport:
         return result
 
     def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
-        with self.gate:
-            self._handle_of(worker_id).cancel.remote(call_id, numbers)
+        with self.gate, suppress(ValueError):  # it left the pool, and the call with it
+            self.roster.handle(worker_id).cancel.remote(call_id, numbers)
 
     def suspect(self, incarnation: str) -> None:
         with self.gate:
+            self.roster.drop(incarnation.rpartition("/")[0])
             self._router.suspect.remote(incarnation)
 
     def release(self, lease_ids: Sequence[int]) -> None:

@@ -69,7 +69,7 @@ class EncoderWorkerActor:
     def ping(self) -> None:
         """Answers once the actor was placed and its process is up."""
 
-    @ray.method(concurrency_group="encode")
+    @ray.method(concurrency_group="ctl")
     def drain(self, timeout_s: float) -> bool:
         """See `EncoderWorker.drain`."""
         return self._worker.drain(timeout_s)

@@ -12,6 +12,7 @@ from fakes import tiny_config
 from ray.exceptions import ActorUnavailableError
 
 from cluster import local_ray
+from cluster.roster import Roster
 from cluster.transport import Gate, RayTransport, WorkerAway, WorkerGone
 from encoder.errors import PoolClosedError, WorkerStartError
 
@@ -105,7 +106,7 @@ def test_a_shut_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
 
 def test_a_closed_transport_makes_no_call_that_would_start_a_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay(monkeypatch)
-    transport = RayTransport(object(), lambda worker_id: object(), timeout_s=1)
+    transport = RayTransport(object(), Roster("none"), timeout_s=1)
     transport.gate.close()
     calls = (
         lambda: transport.assign([]),
@@ -137,5 +138,5 @@ def test_a_call_that_never_left_is_told_from_one_whose_worker_died(
 
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(WorkerGone) as caught:
-        RayTransport(object(), lambda worker_id: object(), timeout_s=1).result(1)
+        RayTransport(object(), Roster("none"), timeout_s=1).result(1)
     assert type(caught.value) is kind

@@ -1,0 +1,63 @@
+"""The actors of a pool by name: how a process that did not start them finds the router and the workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Any
+
+import ray
+
+NAMESPACE = "encpool"
+ROUTER, SUPERVISOR = "router", "supervisor"
+
+
+def actor_name(pool: str, part: str) -> str:
+    """Name of a pool's actor in our namespace; `part` is a worker id, or one of the names above."""
+    return f"{pool}.{part}"
+
+
+def find_actor(pool: str, part: str) -> Any:
+    """Handle of a pool's actor. Raises ValueError when there is none."""
+    return ray.get_actor(actor_name(pool, part), namespace=NAMESPACE)
+
+
+class Roster:
+    """Handles of workers, looked up when one is named for the first time. Any thread may ask."""
+
+    def __init__(self, pool: str) -> None:
+        self._pool = pool
+        self._handles: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def worker_ids(self) -> list[str]:
+        """Those known."""
+        with self._lock:
+            return sorted(self._handles)
+
+    def handle(self, worker_id: str) -> Any:
+        """Raises ValueError for a worker that is not there."""
+        with self._lock:
+            handle = self._handles.get(worker_id)
+            if handle is None:
+                handle = self._handles[worker_id] = find_actor(self._pool, worker_id)
+            return handle
+
+    def drop(self, worker_id: str) -> None:
+        """Look it up again the next time: its actor is gone."""
+        with self._lock:
+            self._handles.pop(worker_id, None)
+
+    def keep(self, worker_ids: Collection[str]) -> None:
+        """Know these workers and no others; those that cannot be found yet are left out."""
+        with self._lock:
+            for worker_id in set(self._handles) - set(worker_ids):
+                del self._handles[worker_id]
+        for worker_id in worker_ids:
+            try:
+                self.handle(worker_id)
+            except ValueError:
+                continue
