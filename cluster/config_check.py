@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cluster.config import PoolConfig
 from encoder.adapters.registry import families, load_adapter
+from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig
-from encoder.graphs import graph_keys
 
 
 def describe_config(config: PoolConfig) -> str:

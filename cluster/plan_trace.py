@@ -18,7 +18,7 @@ from cluster.tables import aligned
 from cluster.traces import read_trace
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
-from encoder.budgets import choose_budgets
+from encoder.budgets import choose_budgets, graph_keys
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
 from encoder.packing import EagerCost
@@ -69,8 +69,6 @@ def plan_trace(trace: Path, encoder: EncoderConfig | None, *, num_workers: int, 
     Raises:
         ConfigError: no trace, none of this model in it, several models and none named, or settings that cannot work.
     """
-    from encoder.graphs import graph_keys  # loads torch
-
     models = read_models(trace)
     if encoder is None:
         if len(models) > 1:

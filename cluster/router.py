@@ -81,6 +81,7 @@ class Router:
             axis_choices=self._adapter.axis_choices,
             measure=self._adapter.measure,
             eager_ms_per_patch=report.eager_ms_per_patch,
+            eager_base_ms=report.eager_base_ms,
         )
         view = self._workers.get(report.worker_id)
         if view is not None:

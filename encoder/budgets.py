@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 from encoder.adapters.base import EncoderAdapter
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
-from encoder.types import AxisKeys
+from encoder.types import AxisKeys, GraphKey
 
 _Ladder = tuple[float, int, tuple[int, ...]]  # time, a size (bytes, or budgets), budgets
 
@@ -51,6 +52,25 @@ def token_budgets(adapter: EncoderAdapter, config: EncoderConfig, axis_keys: Axi
     for budget in budgets:
         adapter.capacity(axis_keys, budget)  # raises for a budget that holds no segment
     return budgets
+
+
+def graph_keys(adapter: EncoderAdapter, config: EncoderConfig, encoder_id: str, device: str) -> list[GraphKey]:
+    """Every combination of axis keys and token budget that the configuration asks for, largest budget first.
+
+    Raises:
+        ConfigError: an axis without keys, no budget, a budget that holds no segment, or more segments a graph than
+            the smallest budget has tokens.
+    """
+    for axis in adapter.axes:
+        if not axis.keys:
+            raise ConfigError(f"capture axis {axis.name!r} has no keys; name at least one, or set graphs: false")
+    keys: list[GraphKey] = []
+    for axis_keys in itertools.product(*(axis.keys for axis in adapter.axes)):
+        keys += [
+            GraphKey(encoder=encoder_id, path=adapter.path, axis_keys=axis_keys, token_budget=budget)
+            for budget in token_budgets(adapter, config, axis_keys, device)
+        ]
+    return sorted(keys, key=lambda key: key.token_budget, reverse=True)
 
 
 def _budgets_for_traffic(traffic: Mapping[int, float], ladder: Sequence[int], adapter: EncoderAdapter) -> Sequence[int]:

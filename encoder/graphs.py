@@ -8,27 +8,26 @@ without a GPU.
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
-import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from encoder.adapters.base import EncoderAdapter, EncoderModel, Segment
 from encoder.arena import ArenaLayout
-from encoder.budgets import token_budgets
-from encoder.config import EncoderConfig
-from encoder.errors import ConfigError
-from encoder.packing import EagerCost, GraphView, take
+from encoder.cost_book import CostBook
+from encoder.errors import EncoderPoolError
+from encoder.measuring import bytes_outside_torch, free_bytes, run_ms, scratch_bytes
+from encoder.packing import GraphView, take
 from encoder.types import AxisKeys, Capacity, GraphKey
 
 logger = logging.getLogger(__name__)
 
 MANY_GRAPHS = 64
+MAX_KNOWN = 256  # graphs whose size is remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class Graph:
         pool: Any,
     ) -> None:
         """Allocate the inputs and, on CUDA, warm up and record. Device errors are the caller's to handle."""
-        self.key, self.capacity = key, capacity
+        self.key, self.capacity, self.pool = key, capacity, pool
         self.layout = ArenaLayout.of(adapter.inputs(key.axis_keys, capacity))
         self._model = model
         # Zeros are valid everywhere: no rows, position 0. Never-written pad rows must not hold NaN.
@@ -62,16 +61,21 @@ class Graph:
         self._inputs = self.layout.views(self.block)
         self._cuda_graph: torch.cuda.CUDAGraph | None = None
         model.reserve(capacity.longest)
+        self.shared_bytes = recording_bytes = 0
         if device.type == "cuda":
-            for _ in range(2):  # libraries choose algorithms and allocate workspaces on first use
-                self._forward()
+            self._forward()  # libraries choose algorithms and allocate workspaces on first use
+            torch.cuda.synchronize(device)
+            self.shared_bytes = scratch_bytes(self._forward, device)
             torch.cuda.synchronize(device)
             self._cuda_graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._cuda_graph, pool=pool):
+            outside = bytes_outside_torch(device)
+            # "thread_local": what other threads do while a worker in traffic captures is no business of the capture.
+            with torch.cuda.graph(self._cuda_graph, pool=pool, capture_error_mode="thread_local"):
                 self.output_TE = self._forward()
+            recording_bytes = max(0, bytes_outside_torch(device) - outside)
         else:
             self.output_TE = self._forward()
-        self.cost_ms = 0.0  # of a full replay, as measured by the graph set; its GraphTable learns from there
+        self.num_bytes = self.block.nbytes + self.output_TE.nbytes + recording_bytes
 
     def _forward(self) -> torch.Tensor:
         return self._model.forward(self._inputs, self.key.axis_keys, self.capacity)
@@ -89,38 +93,36 @@ class Graph:
         adapter.fill(self.layout.arrays(host), segments, self.key.axis_keys, self.capacity)
         self.block.copy_(host)
 
-    def view(self) -> GraphView:
+    def view(self, cost_ms: float) -> GraphView:
         """What others need to know of it."""
-        return GraphView(key=self.key, capacity=self.capacity, cost_ms=self.cost_ms)
+        return GraphView(
+            key=self.key,
+            capacity=self.capacity,
+            cost_ms=cost_ms,
+            num_bytes=self.num_bytes,
+            shared_bytes=self.shared_bytes,
+        )
 
 
-def graph_keys(adapter: EncoderAdapter, config: EncoderConfig, encoder_id: str, device: str) -> list[GraphKey]:
-    """Every combination of axis keys and token budget that the configuration asks for, largest budget first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphMemory:
+    """Device memory of a graph set. On a CPU it is the host's, and nobody counts what is free."""
 
-    Raises:
-        ConfigError: an axis without keys, no budget, a budget that holds no segment, or more segments a graph than
-            the smallest budget has tokens.
-    """
-    for axis in adapter.axes:
-        if not axis.keys:
-            raise ConfigError(f"capture axis {axis.name!r} has no keys; name at least one, or set graphs: false")
-    keys: list[GraphKey] = []
-    for axis_keys in itertools.product(*(axis.keys for axis in adapter.axes)):
-        keys += [
-            GraphKey(encoder=encoder_id, path=adapter.path, axis_keys=axis_keys, token_budget=budget)
-            for budget in token_budgets(adapter, config, axis_keys, device)
-        ]
-    return sorted(keys, key=lambda key: key.token_budget, reverse=True)
+    used_bytes: int  # own memory of all graphs, and the pools of scratch that they share
+    scratch_bytes: int  # of that: the pool that the next capture would share
+    free_bytes: int | None  # of the device
 
 
 class GraphSet:
     """The graphs that one worker holds."""
 
-    def __init__(self, adapter: EncoderAdapter, model: EncoderModel, device: torch.device) -> None:
-        self._adapter, self._model, self._device = adapter, model, device
+    def __init__(self, adapter: EncoderAdapter, model: EncoderModel, device: torch.device, book: CostBook) -> None:
+        self._adapter, self._model, self._device, self._book = adapter, model, device, book
         self.graphs: dict[GraphKey, Graph] = {}
         self.failed: dict[GraphKey, str] = {}
+        self.known: dict[GraphKey, GraphView] = {}  # every graph that was ever captured, as it was then
         self._pool: Any = None  # memory that all its CUDA graphs share
+        self._scratch: dict[Any, int] = {}  # bytes of each such pool that a graph is in
 
     def capture(self, keys: Iterable[GraphKey]) -> CaptureReport:
         """Capture the keys in the order given, largest first; one that fails is left out and the rest go on."""
@@ -128,70 +130,97 @@ class GraphSet:
         if len(wanted) > MANY_GRAPHS:
             logger.warning("capturing %d graphs; each holds memory of its own, consider fewer keys", len(wanted))
         self._clear_cache()  # what others have freed must not count as ours
-        started_s, free_bytes = time.monotonic(), self._free_bytes()
-        if self._device.type == "cuda" and self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        started_s, free_before = time.monotonic(), free_bytes(self._device)
         for number, key in enumerate(wanted):
-            try:
-                # Largest first: later captures reuse the pool that the first one sized.
-                graph = Graph(
-                    key, self._adapter.capacity(key.axis_keys, key.token_budget),
-                    self._adapter, self._model, self._device, self._pool,
-                )  # fmt: skip
-                graph.cost_ms = self._measure_ms(graph)
-            except (RuntimeError, torch.OutOfMemoryError) as error:
-                self.failed[key] = f"{type(error).__name__}: {error}"
-                logger.exception("could not capture %s; items that need it run eagerly", key)
-                self._clear_cache()
-                continue
-            self.graphs[key] = graph
-            if number == 0 and len(wanted) > MANY_GRAPHS:
-                held = free_bytes - self._free_bytes()
+            # Largest first: later captures reuse the pool that the first one sized.
+            if self.add(key) and number == 0 and len(wanted) > MANY_GRAPHS:
+                held = free_before - free_bytes(self._device)
                 logger.warning("the first of %d graphs took %.2f GiB", len(wanted), held / 2**30)
         self._clear_cache()
         report = CaptureReport(
             num_graphs=len(self.graphs),
             seconds=time.monotonic() - started_s,
-            num_bytes=max(0, free_bytes - self._free_bytes()),
+            num_bytes=max(0, free_before - free_bytes(self._device)),
             failed=dict(self.failed),
         )
         logger.info(
             "captured %d graphs in %.1f s, %.2f GiB, %.2f GiB left",
-            report.num_graphs, report.seconds, report.num_bytes / 2**30, self._free_bytes() / 2**30,
+            report.num_graphs, report.seconds, report.num_bytes / 2**30, free_bytes(self._device) / 2**30,
         )  # fmt: skip
         return report
 
+    def add(self, key: GraphKey) -> bool:
+        """Capture one graph, in place of the one of this key if there is one; False: `failed` says why it could not."""
+        if self._device.type == "cuda" and self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        self.failed.pop(key, None)
+        try:
+            graph = Graph(
+                key, self._adapter.capacity(key.axis_keys, key.token_budget),
+                self._adapter, self._model, self._device, self._pool,
+            )  # fmt: skip
+            if self._book.cost_ms(key) is None:
+                self._book.note(key, self._measure_ms(graph))
+        except (RuntimeError, EncoderPoolError) as error:  # torch's out of memory is a RuntimeError
+            self.failed[key] = f"{type(error).__name__}: {error}"
+            logger.exception("could not capture %s; items that need it run eagerly", key)
+            self._clear_cache()
+            return False
+        self.graphs[key] = graph
+        if len(self.known) >= MAX_KNOWN:
+            self.known.pop(next(iter(self.known)))
+        self.known[key] = self._view(graph)
+        held = self._scratch.get(graph.pool, 0)
+        # A larger graph finds no blocks of its size in the pool: it brings its own.
+        self._scratch[graph.pool] = held + graph.shared_bytes if graph.shared_bytes > held else held
+        self._forget_empty_pools()
+        return True
+
     def drop(self, key: GraphKey) -> None:
-        """Release one graph; its memory returns once no other graph shares its part of the pool."""
+        """Release one graph; its scratch returns once no other graph shares that pool."""
         del self.graphs[key]
-        self._clear_cache()
+        self._forget_empty_pools()
+        self._release_memory()
+
+    def start_pool(self) -> None:
+        """Let later captures share a new pool of scratch; the old one returns once no graph is in it."""
+        self._pool = None
+
+    def outside_pool(self) -> list[GraphKey]:
+        """Graphs that keep an older pool of scratch alive."""
+        return [key for key, graph in self.graphs.items() if graph.pool != self._pool]
+
+    def memory(self) -> GraphMemory:
+        """What the graphs take and what is left."""
+        own = sum(graph.num_bytes for graph in self.graphs.values())
+        free: int | None = None
+        if self._device.type == "cuda":
+            cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            free = free_bytes(self._device) + max(0, cached - sum(self._scratch.values()))
+        return GraphMemory(
+            used_bytes=own + sum(self._scratch.values()),
+            scratch_bytes=self._scratch.get(self._pool, 0) if self._pool is not None else 0,
+            free_bytes=free,
+        )
+
+    def views(self) -> list[GraphView]:
+        """Every graph with its cost."""
+        return [self._view(graph) for graph in self.graphs.values()]
+
+    def known_views(self) -> tuple[GraphView, ...]:
+        """Every graph that was ever captured, with what is known of its cost now."""
+        return tuple(replace(view, cost_ms=self._book.cost_ms(key) or 0.0) for key, view in self.known.items())
 
     def failed_axis_keys(self) -> set[AxisKeys]:
         """Axis keys of which a capture failed."""
         return {key.axis_keys for key in self.failed}
 
-    def measure_eager(self, most_patches: int) -> EagerCost:
-        """Fit the time of eager runs to one typical segment and to as many as an eager run may join."""
-        sample = self._adapter.sample(next(iter(self.graphs)).axis_keys)
-        many = max(2, most_patches // sample.shape.num_patches)
-        (few_patches, few_ms), (patches, ms) = (self._eager_ms([sample] * count) for count in (1, many))
-        ms_per_patch = max(0.0, (ms - few_ms) / (patches - few_patches))
-        return EagerCost(base_ms=max(0.0, few_ms - ms_per_patch * few_patches), ms_per_patch=ms_per_patch)
+    def _view(self, graph: Graph) -> GraphView:
+        return graph.view(self._book.cost_ms(graph.key) or 0.0)
 
-    def _eager_ms(self, segments: Sequence[Segment]) -> tuple[int, float]:
-        """Patches and milliseconds of an eager run."""
-        axis_keys, capacity = self._adapter.exact([segment.shape for segment in segments])
-        layout = ArenaLayout.of(self._adapter.inputs(axis_keys, capacity))
-        host = torch.zeros(layout.num_bytes, dtype=torch.uint8)
-        self._adapter.fill(layout.arrays(host), segments, axis_keys, capacity)
-        inputs = layout.views(host.to(self._device))
-        self._model.reserve(capacity.longest)
-
-        def run() -> None:
-            self._model.forward(inputs, axis_keys, capacity)
-
-        run()
-        return sum(segment.shape.num_patches for segment in segments), self._time_ms(run)
+    def _forget_empty_pools(self) -> None:
+        in_use = {graph.pool for graph in self.graphs.values()}
+        self._scratch = {pool: num_bytes for pool, num_bytes in self._scratch.items() if pool in in_use}
 
     def _measure_ms(self, graph: Graph) -> float:
         """Median time of a replay that is as full as typical segments make it."""
@@ -199,32 +228,13 @@ class GraphSet:
         most = min(graph.capacity.segments, graph.capacity.tokens)
         num_segments = len(take([sample.shape] * most, graph.capacity))
         graph.load([sample] * num_segments, self._adapter)
-        return self._time_ms(graph.replay)
-
-    def _time_ms(self, run: Callable[[], None], repeats: int = 3) -> float:
-        """Median time of a run."""
-        if self._device.type != "cuda":
-            started_s = time.perf_counter()
-            run()
-            return (time.perf_counter() - started_s) * 1e3
-        times: list[float] = []
-        for _ in range(repeats):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-        return statistics.median(times)
-
-    def _free_bytes(self) -> int:
-        if self._device.type != "cuda":
-            return 0
-        free_bytes, _ = torch.cuda.mem_get_info(self._device)
-        return free_bytes
+        return run_ms(graph.replay, self._device)
 
     def _clear_cache(self) -> None:
-        gc.collect()
+        gc.collect()  # takes tens of milliseconds: not between replays of traffic
+        self._release_memory()
+
+    def _release_memory(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # runs under way may use what is freed or captured next
             torch.cuda.empty_cache()

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from encoder.cost_book import CostBook
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, MissReason, SegmentShape
 
 EAGER_MARGIN = 0.85
@@ -28,6 +29,8 @@ class GraphView:
     key: GraphKey
     capacity: Capacity
     cost_ms: float  # one replay, measured; hardly depends on how full it is
+    num_bytes: int = 0  # device memory that it alone takes: inputs, output, the recording
+    shared_bytes: int = 0  # scratch from the pool that all graphs of a worker share: only the largest one counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +79,22 @@ class GraphTable:
         measure: Callable[[Grid], SegmentShape],
         missing: Mapping[AxisKeys, MissReason] | None = None,
         eager: EagerCost | None = None,
+        book: CostBook | None = None,
     ) -> None:
-        """`missing` tells why axis keys that were asked for have no graph.
+        """`missing` tells why axis keys that were asked for have no graph; `book` knows more of costs than the views.
 
         With `eager`, a replay that would take longer than the same segments eagerly is not made.
         """
         self._eager = eager
-        self._drift = 1.0  # of what runs take now to what they took when they were measured
+        self.book = book or CostBook()
         self._axis_choices = axis_choices
         self._measure = measure
         self._missing = dict(missing or {})
         self.ladders: dict[AxisKeys, list[GraphView]] = defaultdict(list)
         for view in sorted(views, key=lambda view: view.key.token_budget):
-            self.ladders[view.key.axis_keys].append(view)
-        self._measured_ms = {view.key: view.cost_ms for view in self.views}
+            self.book.note(view.key, view.cost_ms)
+            known = replace(view, cost_ms=self.book.cost_ms(view.key) or view.cost_ms)
+            self.ladders[view.key.axis_keys].append(known)
         self._homes: dict[Grid, tuple[AxisKeys | None, MissReason | None]] = {}
 
     @property
@@ -98,19 +103,31 @@ class GraphTable:
         return tuple(view for ladder in self.ladders.values() for view in ladder)
 
     def correct(self, key: GraphKey, elapsed_ms: float, num_patches: int) -> None:
-        """Learn from a replay that was nearly full: clocks and neighbours change what was measured at capture."""
+        """Learn from a replay of so many useful rows."""
         ladder = self.ladders[key.axis_keys]
         index = next((index for index, view in enumerate(ladder) if view.key == key), None)
-        if index is None or num_patches < 0.9 * ladder[index].capacity.patches:
-            return
-        cost_ms = ladder[index].cost_ms
-        ladder[index] = replace(ladder[index], cost_ms=cost_ms + 0.05 * (elapsed_ms - cost_ms))
-        if self._measured_ms[key] > 0:
-            self._drift += 0.05 * (elapsed_ms / self._measured_ms[key] - self._drift)
+        if index is not None:
+            view = ladder[index]
+            self.book.learn(key, elapsed_ms, num_patches / view.capacity.patches)
+            ladder[index] = replace(view, cost_ms=self.book.cost_ms(key) or view.cost_ms)
+
+    def correct_eager(self, elapsed_ms: float, num_patches: int) -> None:
+        """Learn from an eager run, where one was measured before."""
+        if self._eager:
+            self.book.learn_eager(self.eager_ms(num_patches), elapsed_ms)
+
+    @property
+    def eager(self) -> EagerCost | None:
+        """What eager runs take now; None where nobody measured one."""
+        factor = self.book.drift * self.book.eager_factor
+        return self._eager and EagerCost(
+            base_ms=factor * self._eager.base_ms, ms_per_patch=factor * self._eager.ms_per_patch
+        )
 
     def eager_ms(self, num_patches: int) -> float:
         """What an eager run of so many patches would take now; infinite where nobody measured it."""
-        return self._drift * self._eager.predict_ms(num_patches) if self._eager else math.inf
+        eager = self.eager
+        return eager.predict_ms(num_patches) if eager else math.inf
 
     def home(self, grid: Grid) -> tuple[AxisKeys | None, MissReason | None]:
         """The tightest axis keys with a graph that holds this grid, or None and the reason."""

@@ -19,9 +19,12 @@ from encoder.adapters.base import EncoderAdapter, EncoderModel, Segment
 from encoder.adapters.registry import resolve_model
 from encoder.arena import ArenaLayout
 from encoder.attention import capturable, choose_backend
+from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig, Precision
+from encoder.cost_book import CostBook
 from encoder.errors import ConfigError
-from encoder.graphs import CaptureReport, GraphSet, graph_keys
+from encoder.graphs import CaptureReport, GraphMemory, GraphSet
+from encoder.measuring import measure_eager
 from encoder.packing import LOOK_AHEAD, EagerCost, GraphTable, GraphView, Replay, plan_replay
 from encoder.staging import Slot, StagingRing
 from encoder.types import AxisKeys, Capacity, GraphKey, MissReason, SegmentShape
@@ -86,7 +89,8 @@ class EncoderRunner:
         self.weights_digest = b""  # identity of a checkpoint's weights; seeded ones have none
         self.stats = RunnerStats()
         self._model = model
-        self._graphs = GraphSet(adapter, model, device)
+        self._book = CostBook()
+        self._graphs = GraphSet(adapter, model, device, self._book)
         self._ring = StagingRing(device, num_slots=3)
         self._eager: EagerCost | None = None
         if device.type == "cuda":
@@ -125,7 +129,8 @@ class EncoderRunner:
             keys = graph_keys(self.adapter, self.config, self.encoder_id, self.device.type) if self._captures() else []
         report = self._graphs.capture(keys)
         if self._graphs.graphs and self.device.type == "cuda":  # the static backend exists to be exercised, not to win
-            self._eager = self._graphs.measure_eager(self.config.eager_patches)
+            axis_keys = next(iter(self._graphs.graphs)).axis_keys
+            self._eager = measure_eager(self.adapter, self._model, self.device, axis_keys, self.config.eager_patches)
         self._update_table()
         return report
 
@@ -136,19 +141,63 @@ class EncoderRunner:
             return False
         return self.config.graphs
 
+    @torch.inference_mode()
+    def add(self, key: GraphKey) -> str | None:
+        """Capture one graph more (or anew, one that is held); None, or why it could not be captured.
+
+        No launch may be under way. What it costs is measured only if it was never captured before.
+        """
+        if key.encoder != self.encoder_id:
+            return f"ConfigError: this worker encodes with {self.encoder_id}"
+        self._graphs.add(key)
+        self._update_table()
+        return self._graphs.failed.get(key)
+
     def drop(self, key: GraphKey) -> None:
-        """Release a graph; its segments go to the next larger one, or run eagerly."""
+        """Release a graph; its segments go to the next larger one, or run eagerly. No launch of it may be under way."""
         self._graphs.drop(key)
         self._update_table()
+
+    def start_pool(self) -> None:
+        """Let graphs captured from now on share scratch memory among themselves only; see `outside_pool`."""
+        self._graphs.start_pool()
+
+    def outside_pool(self) -> list[GraphKey]:
+        """Graphs that share older scratch memory, and keep it from returning until they are captured anew."""
+        return self._graphs.outside_pool()
+
+    def graph_memory(self) -> GraphMemory:
+        """What the graphs take and what the device has left."""
+        return self._graphs.memory()
+
+    def known_graphs(self) -> tuple[GraphView, ...]:
+        """Every graph that was ever captured here, held or not, with what is known of its cost."""
+        return self._graphs.known_views()
+
+    def forget_stats(self) -> None:
+        """Count from now on: what came before was no traffic."""
+        self.stats = RunnerStats()
+        self._book.forget_errors()
+
+    @property
+    def eager(self) -> EagerCost | None:
+        """What eager runs take now; None where they were not measured."""
+        return self._table.eager
+
+    @property
+    def cost_error(self) -> float | None:
+        """Median of |predicted - real| / real of the latest runs' times; None: too few runs."""
+        return self._book.error
 
     def _update_table(self) -> None:
         missing: dict[AxisKeys, MissReason] = dict.fromkeys(self._graphs.failed_axis_keys(), MissReason.CAPTURE_FAILED)
         self._table = GraphTable(
-            [graph.view() for graph in self._graphs.graphs.values()],
+            self._graphs.views(),
             self.adapter.axis_choices,
             self.adapter.measure,
             missing,
             self._eager,
+            self._book,
         )
 
     def graph_views(self) -> tuple[GraphView, ...]:
@@ -216,6 +265,8 @@ class EncoderRunner:
             launch.elapsed_ms = launch.slot.elapsed_ms()
         if launch.replay.key is not None:
             self._table.correct(launch.replay.key, launch.elapsed_ms, launch.num_patches)
+        else:
+            self._table.correct_eager(launch.elapsed_ms, launch.num_patches)
         return list(out_TE.split(launch.token_counts))
 
     def encode(self, segments: Sequence[Segment]) -> list[torch.Tensor]:

@@ -17,8 +17,9 @@ from PIL import Image
 from cluster.config import PoolConfig
 from encoder.adapters.base import EncoderAdapter, Segment
 from encoder.config import EncoderConfig
+from encoder.graphs import GraphMemory
 from encoder.media import MediaHeader, probe_header
-from encoder.packing import GraphTable, GraphView, Replay, plan_replay
+from encoder.packing import EagerCost, GraphTable, GraphView, Replay, plan_replay
 from encoder.runner import EncoderRunner, RunnerStats
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, ItemShape, SegmentShape
 from workers.config import WorkerConfig
@@ -60,6 +61,9 @@ class FakeAdapter:
     def axis_choices(self, grid: Grid) -> list[AxisKeys]:
         return [("packed",)]
 
+    def capacity(self, axis_keys: AxisKeys, token_budget: int) -> Capacity:
+        return graph(token_budget).capacity
+
 
 def graph(budget: int = 16, *, cost_ms: float = 10.0, longest: int = 10_000) -> GraphView:
     """A packed graph of the fake encoder."""
@@ -91,11 +95,15 @@ class FakeRunner:
     dtype = torch.float32
     config = EncoderConfig(model="fake")
     weights_digest = b""
+    eager: EagerCost | None = None
+    cost_error: float | None = None
 
     def __init__(self, views: Sequence[GraphView] = (graph(),)) -> None:
         self.adapter = FakeAdapter()
         self.stats = RunnerStats()
         self.views = list(views)
+        self.known = {view.key: view for view in views}
+        self.break_capture: Callable[[GraphKey], str | None] = lambda key: None
         self.runs: list[tuple[GraphKey | None, list[Segment]]] = []
         self.break_run: Callable[[Sequence[Segment], Replay], Exception | None] = lambda segments, replay: None
         self.gate = threading.Event()  # closed: `finish` waits
@@ -108,6 +116,26 @@ class FakeRunner:
 
     def graph_views(self) -> tuple[GraphView, ...]:
         return tuple(self.views)
+
+    def known_graphs(self) -> tuple[GraphView, ...]:
+        return tuple(self.known.values())
+
+    def graph_memory(self) -> GraphMemory:
+        used = sum(view.num_bytes for view in self.views)
+        return GraphMemory(used_bytes=used, scratch_bytes=0, free_bytes=None)
+
+    def outside_pool(self) -> list[GraphKey]:
+        return []
+
+    def forget_stats(self) -> None:
+        self.stats = RunnerStats()
+
+    def add(self, key: GraphKey) -> str | None:
+        failure = self.break_capture(key)
+        if failure is None:
+            self.known.setdefault(key, graph(key.token_budget))
+            self.views.append(self.known[key])
+        return failure
 
     def plan(self, pending: Sequence[SegmentShape]) -> Replay:
         adapter = self.adapter

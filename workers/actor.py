@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from encoder.types import GraphKey
 from workers.config import WorkerConfig
 from workers.messages import Beat, EncodeBatch, EncodeResult, WorkerReport, WorkerState
 
@@ -59,6 +60,11 @@ class EncoderWorkerActor:
     def cancel(self, call_id: str, numbers: Sequence[int] | None = None) -> None:
         """See `EncoderWorker.cancel`."""
         self._worker.cancel(call_id, numbers)
+
+    @ray.method(concurrency_group="ctl")
+    def apply_graphs(self, keys: tuple[GraphKey, ...]) -> None:
+        """See `EncoderWorker.apply_graphs`."""
+        self._worker.apply_graphs(keys)
 
     @ray.method(concurrency_group="ctl")
     def report(self) -> WorkerReport:

@@ -38,6 +38,10 @@ class WorkerConfig(BaseModel, frozen=True, extra="forbid"):
     replays_in_flight: int = Field(default=2, ge=1, le=3)
     """Replays submitted to the GPU before the oldest is awaited: copies of one overlap the other."""
 
+    graph_memory_gib: float | None = Field(default=None, gt=0)
+    """Memory for graphs that are captured while the pool runs. None: nine tenths of what the GPU has free beside the
+    weights; 1 GiB on a CPU."""
+
     encode_calls: int = Field(default=32, ge=1, le=512)
     """Encode calls that run at once; those that decode overlap those that replay."""
 

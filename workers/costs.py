@@ -31,10 +31,13 @@ class CostTable:
         axis_choices: Callable[[Grid], list[AxisKeys]],
         measure: Callable[[Grid], SegmentShape],
         eager_ms_per_patch: float,
+        eager_base_ms: float = 0.0,
     ) -> None:
+        """`eager_base_ms`: of the eager run that an item with any eager segment needs."""
         self._table = GraphTable(graphs, axis_choices, measure)
         self._measure = measure
         self.eager_ms_per_patch = eager_ms_per_patch
+        self._eager_base_ms = eager_base_ms
         self._quotes: dict[tuple[Grid, ...], Quote] = {}
 
     @property
@@ -60,6 +63,8 @@ class CostTable:
                 held = False
             else:
                 patches_by_key[key] += count * num_patches
+        if not held:
+            cost_ms += self._eager_base_ms
         key = patches_by_key.most_common(1)[0][0] if patches_by_key else None
         return Quote(cost_ms=cost_ms, key=key, held=held)
 

@@ -1,5 +1,7 @@
 """`GpuLoop`: the one thread that owns the device. It loads, captures, proves itself, and then replays what waits.
 
+Between replays it brings its graphs to what `changer` was asked for (graph_change.py).
+
 A run that fails is not the end: its items run again apart and eagerly, so that only the guilty one fails; out of
 memory, runs are halved and then the largest graph is dropped. Only a lost device context, or an assertion of ours
 that fails, ends the loop.
@@ -24,17 +26,19 @@ from PIL import Image
 from encoder.adapters.base import Segment
 from encoder.errors import EncodeError, WorkerStartError
 from encoder.media import decode_image, probe_header
-from encoder.packing import GraphView, Replay
+from encoder.packing import EagerCost, GraphView, Replay
 from encoder.runner import EncoderRunner, Launch, RunnerStats
 from workers.batcher import Batch, Batcher, Waiting
 from workers.config import WorkerConfig
 from workers.costs import CostTable
+from workers.graph_change import GraphChanger
 
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 5.0  # how often costs are compared with what replays really take
 NOTABLE_CHANGE = 0.1  # of a cost; smaller ones are not worth telling anyone
 IDLE_WAIT_S = 0.5  # how long the thread sleeps on an empty queue before it looks around
+QUIET_S = 0.05  # without work, until a change of graphs goes on without regard to its pace
 NEAR_END = 0.8  # of a replay's time: it may take that much less than predicted without being landed late
 LOOK_S = 0.005  # how often a launch is looked at that may end earlier still
 RETRIED = "replay_failed"  # miss reason of segments that ran eagerly because a run of theirs failed
@@ -51,8 +55,19 @@ class Flight:
     near_end_s: float  # when it will soon be over, if it takes what its graph takes; on the monotonic clock
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """The graphs as others see them: made on the GPU thread, which alone may look into the runner."""
+
+    graphs: tuple[GraphView, ...]
+    known: tuple[GraphView, ...]  # every graph captured since the start
+    eager: EagerCost
+    used_bytes: int
+    limit_bytes: int
+
+
 class GpuLoop:
-    """Runs on one thread from `start_up` to the end of `run`. Others read `graphs`, `costs` and `stats`."""
+    """Runs on one thread from `start_up` to the end of `run`. Others read `holdings`, `costs` and `stats`."""
 
     def __init__(
         self,
@@ -63,13 +78,21 @@ class GpuLoop:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = runner
-        self.graphs: tuple[GraphView, ...] = ()
-        self.eager_ms_per_patch = 0.0
+        limit_gib = config.graph_memory_gib
+        self.changer = GraphChanger(
+            runner, limit_bytes=None if limit_gib is None else int(limit_gib * 2**30), now_s=now_s
+        )
+        self._probed = EagerCost(base_ms=0.0, ms_per_patch=0.0)  # what eager runs take where the runner can't tell
         self._config = config
         self._batcher = batcher
         self._now_s = now_s
         self._in_flight: deque[Flight] = deque()
         self._use_graphs()
+
+    @property
+    def graphs(self) -> tuple[GraphView, ...]:
+        """The graphs held, with their costs as last published."""
+        return self.holdings.graphs
 
     @property
     def stats(self) -> RunnerStats:
@@ -79,7 +102,7 @@ class GpuLoop:
         """Capture, and put one picture through every step that an item takes. Raises what keeps it from working."""
         self.runner.capture()
         self._probe()
-        self.runner.stats = RunnerStats()
+        self.runner.forget_stats()
         self._use_graphs()
 
     def run(self) -> None:
@@ -88,12 +111,16 @@ class GpuLoop:
         Raises torch.AcceleratorError when the device context is lost, AssertionError when our own state is.
         """
         refreshed_s = self._now_s()
+        is_idle = False
         while not self._batcher.aborted:
             if self._now_s() - refreshed_s > REFRESH_S:
                 refreshed_s = self._now_s()
                 if self._costs_moved():
                     self._use_graphs()
+            if self.changer.due(is_idle=is_idle):
+                self._change_graphs()
             batch = self._next()
+            is_idle = batch is None and not self._in_flight  # nothing came for a while
             if batch is not None:
                 try:
                     self._in_flight.append(self._launch(batch))
@@ -102,6 +129,12 @@ class GpuLoop:
             elif self._in_flight:
                 self._land(self._in_flight.popleft())
 
+    def _change_graphs(self) -> None:
+        while self._in_flight:
+            self._land(self._in_flight.popleft())
+        self.changer.step()
+        self._use_graphs()
+
     def _next(self) -> Batch | None:
         """Work for the device as soon as there is some; None when a launch is to be landed first, or nothing came.
 
@@ -109,7 +142,8 @@ class GpuLoop:
         a second thread that waited for it beside us would tell us half a millisecond late.
         """
         if not self._in_flight:
-            return self._batcher.take(self.runner.plan, wait_s=IDLE_WAIT_S)
+            wait_s = QUIET_S if self.changer.is_pending else IDLE_WAIT_S
+            return self._batcher.take(self.runner.plan, wait_s=wait_s)
         if len(self._in_flight) >= self._config.replays_in_flight:
             return None
         batch = self._batcher.take(self.runner.plan, wait_s=0.0)
@@ -128,20 +162,29 @@ class GpuLoop:
         return self.runner.adapter.prepare(image)
 
     def _use_graphs(self) -> None:
-        self.graphs = self.runner.graph_views()
-        adapter = self.runner.adapter
+        """Publish the graphs and costs as they are now."""
+        runner = self.runner
+        self.holdings = Holdings(
+            graphs=runner.graph_views(),
+            known=runner.known_graphs(),
+            eager=runner.eager or self._probed,
+            used_bytes=runner.graph_memory().used_bytes,
+            limit_bytes=self.changer.limit_bytes(),
+        )
         self.costs = CostTable(
-            self.graphs,
-            axis_choices=adapter.axis_choices,
-            measure=adapter.measure,
-            eager_ms_per_patch=self.eager_ms_per_patch,
+            self.holdings.graphs,
+            axis_choices=runner.adapter.axis_choices,
+            measure=runner.adapter.measure,
+            eager_ms_per_patch=self.holdings.eager.ms_per_patch,
+            eager_base_ms=self.holdings.eager.base_ms,
         )
 
     def _costs_moved(self) -> bool:
         now = {view.key: view.cost_ms for view in self.runner.graph_views()}
-        return any(
-            abs(now[view.key] - view.cost_ms) > NOTABLE_CHANGE * view.cost_ms for view in self.graphs if view.key in now
-        )
+        costs = [(view.cost_ms, now[view.key]) for view in self.graphs if view.key in now]
+        if self.runner.eager is not None:
+            costs.append((self.holdings.eager.ms_per_patch, self.runner.eager.ms_per_patch))
+        return any(abs(new - old) > NOTABLE_CHANGE * old for old, new in costs)
 
     def _probe(self) -> None:
         encoded, adapter = probe_picture(), self.runner.adapter
@@ -155,7 +198,8 @@ class GpuLoop:
         for replay in (self.runner.plan([first[0].shape]), ALONE, ALONE):
             started_s = time.monotonic()
             tokens_TE = self.runner.finish(self.runner.submit(first, replay))[0]
-            self.eager_ms_per_patch = (time.monotonic() - started_s) * 1e3 / first[0].shape.num_patches
+            took_ms = (time.monotonic() - started_s) * 1e3
+            self._probed = EagerCost(base_ms=0.0, ms_per_patch=took_ms / first[0].shape.num_patches)
             if len(tokens_TE) != first[0].shape.num_tokens or not bool(torch.isfinite(tokens_TE).all()):
                 raise WorkerStartError(
                     f"the probe picture came back as {tuple(tokens_TE.shape)} with "
@@ -250,6 +294,7 @@ class GpuLoop:
     def _drop_largest(self) -> None:
         largest = max(self.graphs, key=lambda view: view.capacity.patches)
         self.runner.drop(largest.key)
+        self.changer.give_up(largest.key, "dropped: the device ran out of memory")
         self._use_graphs()
         logger.warning("out of memory: dropped graph %s, %d left", largest.key, len(self.graphs))
 

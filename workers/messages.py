@@ -13,7 +13,7 @@ import numpy as np
 
 from encoder.errors import ERRORS, EncodeError, EncoderPoolError
 from encoder.packing import GraphView
-from encoder.types import ItemShape
+from encoder.types import GraphKey, ItemShape
 from workers.cache import CacheStats
 from workers.priority import Priority
 
@@ -125,6 +125,15 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphChange:
+    """How the latest change of a worker's graphs stands."""
+
+    wanted: tuple[GraphKey, ...]
+    done: bool
+    failed: tuple[tuple[GraphKey, str], ...]  # those that could not be captured, and why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """A worker as others see it."""
 
@@ -139,6 +148,13 @@ class WorkerReport:
     encoder: str
     graphs: tuple[GraphView, ...]
     eager_ms_per_patch: float  # predicted, for work that no graph here takes
+    eager_base_ms: float = 0.0  # of an eager run, beside that
+    known_graphs: tuple[GraphView, ...] = ()  # every graph captured since the start, held or not
+    graph_bytes: int = 0  # memory that the graphs take together
+    graph_limit_bytes: int = 0  # and may take
+    capture_ms: float = 0.0  # of a capture in traffic, on average; 0 before the first
+    graph_change: GraphChange | None = None  # the latest one
+    cost_error: float | None = None  # median |predicted - real| / real of the latest runs; None: too few
     max_queue_ms: float
     max_queue_bytes: int
     backlog_ms: float  # predicted work admitted and not finished

@@ -31,6 +31,7 @@ from encoder.errors import (
     WorkerStartError,
 )
 from encoder.runner import EncoderRunner
+from encoder.types import GraphKey
 from workers.batcher import Batcher
 from workers.cache import CacheStats, EmbeddingCache
 from workers.cache_keys import content_digest, embedding_key, runner_fingerprint
@@ -150,6 +151,18 @@ class EncoderWorker:
                 continue
             job.fail(EncodeError("its caller cancelled it"))
 
+    def apply_graphs(self, keys: Sequence[GraphKey]) -> None:
+        """Hold these graphs from now on; returns at once. Captures and drops happen between replays, one at a time.
+
+        `report().graph_change` tells how it stands, and which keys could not be captured.
+
+        Raises:
+            WorkerLostError: the worker has not started, or failed to.
+        """
+        if self._gpu is None:
+            raise WorkerLostError(f"{self.worker_id} is {self._state}")
+        self._gpu.changer.ask(keys)
+
     def report(self) -> WorkerReport:
         """How it stands; answers at once, whatever the GPU does."""
         gpu = self._gpu
@@ -164,7 +177,14 @@ class EncoderWorker:
             pid=os.getpid(),
             encoder="" if gpu is None else gpu.runner.encoder_id,
             graphs=() if gpu is None else gpu.graphs,
-            eager_ms_per_patch=0.0 if gpu is None else gpu.eager_ms_per_patch,
+            eager_ms_per_patch=0.0 if gpu is None else gpu.holdings.eager.ms_per_patch,
+            eager_base_ms=0.0 if gpu is None else gpu.holdings.eager.base_ms,
+            known_graphs=() if gpu is None else gpu.holdings.known,
+            graph_bytes=0 if gpu is None else gpu.holdings.used_bytes,
+            graph_limit_bytes=0 if gpu is None else gpu.holdings.limit_bytes,
+            capture_ms=0.0 if gpu is None else gpu.changer.capture_ms(),
+            graph_change=None if gpu is None else gpu.changer.last,
+            cost_error=None if gpu is None else gpu.runner.cost_error,
             max_queue_ms=self.config.max_queue_ms,
             max_queue_bytes=self.config.max_queue_bytes,
             backlog_ms=self._batcher.backlog_ms,

@@ -10,9 +10,9 @@ import torch
 from toy import ToyAdapter, ToyModel, toy_segment, toy_tokens
 
 from encoder.adapters.base import Segment
+from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
-from encoder.graphs import graph_keys
 from encoder.runner import EncoderRunner
 from encoder.types import MissReason
 

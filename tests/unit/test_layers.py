@@ -34,6 +34,7 @@ WITHOUT_TORCH = [
     "encoder.media",
     "encoder.pictures",
     "encoder.packing",
+    "encoder.budgets",
     *(f"encoder.adapters.{path.stem}" for path in sorted((ROOT / "encoder/adapters").glob("[a-z]*.py"))),
     "workers.cache",
     "workers.cache_keys",

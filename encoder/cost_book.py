@@ -1,0 +1,68 @@
+"""`CostBook`: what runs take on this device, measured at capture and corrected by what they take in traffic.
+
+It outlives the graphs: one that is dropped and captured again begins with what was learned of it. Free of torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from encoder.types import GraphKey
+
+LEARNING_RATE = 0.05
+NEARLY_FULL = 0.9  # replays with fewer useful rows say less of what a full one takes
+MAX_ERRORS = 512  # of the latest runs
+FEW_ERRORS = 8  # say nothing yet
+
+
+class CostBook:
+    """Costs by graph key, and how far predictions were off. One thread writes; others may read `error`."""
+
+    def __init__(self) -> None:
+        self.drift = 1.0
+        """Of what replays take now to what they took when they were measured: clocks and neighbours change it."""
+        self.eager_factor = 1.0
+        """Of what eager runs take to what was predicted for them, drift included in the prediction."""
+        self._measured_ms: dict[GraphKey, float] = {}
+        self._cost_ms: dict[GraphKey, float] = {}
+        self._errors: deque[float] = deque(maxlen=MAX_ERRORS)
+
+    def note(self, key: GraphKey, measured_ms: float) -> None:
+        """Remember a measured replay, unless more is known of this graph already."""
+        self._measured_ms.setdefault(key, measured_ms)
+        self._cost_ms.setdefault(key, measured_ms)
+
+    def cost_ms(self, key: GraphKey) -> float | None:
+        """What a replay of this graph takes; None: it was never captured."""
+        return self._cost_ms.get(key)
+
+    def learn(self, key: GraphKey, elapsed_ms: float, fullness: float) -> None:
+        """A replay took so long; `fullness` is the useful share of its rows."""
+        cost_ms = self._cost_ms[key]
+        self._count_error(cost_ms, elapsed_ms)
+        if fullness < NEARLY_FULL:
+            return
+        self._cost_ms[key] = cost_ms + LEARNING_RATE * (elapsed_ms - cost_ms)
+        if self._measured_ms[key] > 0:
+            self.drift += LEARNING_RATE * (elapsed_ms / self._measured_ms[key] - self.drift)
+
+    def learn_eager(self, predicted_ms: float, elapsed_ms: float) -> None:
+        """An eager run took so long, where so much was predicted with the factor as it is."""
+        self._count_error(predicted_ms, elapsed_ms)
+        if predicted_ms > 0:  # the first run of a size may take ever so long: kernels load, memory is allocated
+            self.eager_factor *= 1 + LEARNING_RATE * (min(2.0, max(0.5, elapsed_ms / predicted_ms)) - 1)
+
+    def forget_errors(self) -> None:
+        """What was off while a worker started says nothing of its traffic."""
+        self._errors.clear()
+
+    @property
+    def error(self) -> float | None:
+        """Median of |predicted - real| / real over the latest runs; None: too few so far."""
+        errors = list(self._errors)
+        return statistics.median(errors) if len(errors) >= FEW_ERRORS else None
+
+    def _count_error(self, predicted_ms: float, elapsed_ms: float) -> None:
+        if elapsed_ms > 0:
+            self._errors.append(abs(predicted_ms - elapsed_ms) / elapsed_ms)
