@@ -97,6 +97,11 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     """Dying workers an item may have been on before it is tried no more."""
 
     @property
+    def caches(self) -> bool:
+        """Whether some worker has an embedding cache."""
+        return any(group.worker.cache_bytes for group in self.worker_groups)
+
+    @property
     def worker_groups(self) -> tuple[GroupConfig, ...]:
         """The groups; without any, the one that the top level describes."""
         if self.groups:

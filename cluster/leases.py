@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from encoder.types import Grid, ItemShape
 
-Ask = tuple[list[tuple[Grid, ...]], list[int], dict[int, frozenset[str]]]
-"""The distinct shapes' grids, which of them each item has, and the exclusions of the items that have some."""
+Ask = tuple[list[tuple[Grid, ...]], list[int], dict[int, frozenset[str]], list[int]]
+"""The distinct shapes' grids, which of them each item has, the exclusions of the items that have some, and a digest of
+each item's content; of no item when no worker has a cache."""
 
 Grant = tuple[str, str, str | None, float]
 """Worker, incarnation, graph and cost."""
@@ -28,6 +29,7 @@ class LeaseRequest:
 
     shape: ItemShape
     exclude: Collection[str] = frozenset()  # incarnations of workers it must not go to
+    digest: int = 0  # of its content, when the pool's workers have caches: `workers.cache_keys.short_digest`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,8 @@ def pack(requests: Sequence[LeaseRequest]) -> Ask:
     numbers: dict[tuple[Grid, ...], int] = {}
     which = [numbers.setdefault(request.shape.grids, len(numbers)) for request in requests]
     excluded = {index: frozenset(request.exclude) for index, request in enumerate(requests) if request.exclude}
-    return list(numbers), which, excluded
+    digests = [request.digest for request in requests]
+    return list(numbers), which, excluded, digests if any(digests) else []
 
 
 def unpack(answer: Answer) -> list[Lease | Refusal]:

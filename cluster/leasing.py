@@ -25,6 +25,7 @@ class Leasing:
         self._client = client
         self._config = client.config
         self._items = items
+        self._says_content = client.config.caches
         self._waiting: deque[Item] = deque()
         self._leased: dict[str, deque[Item]] = {}  # by worker, until one of its call slots is free
         self._num_poison = client.trials.num_poison
@@ -51,7 +52,12 @@ class Leasing:
         if not ripe or (len(ripe) < per_call and num_calls and more):
             return  # full calls are cheaper; a short one goes when nothing more comes, or nobody works
         answers = self._client.transport.assign(
-            [LeaseRequest(shape=item.shape, exclude=frozenset(item.exclude)) for item in ripe]
+            [
+                LeaseRequest(
+                    shape=item.shape, exclude=frozenset(item.exclude), digest=item.digest if self._says_content else 0
+                )
+                for item in ripe
+            ]
         )
         taken: set[Item] = set()
         for item, answer in zip(ripe, answers, strict=True):

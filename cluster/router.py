@@ -10,16 +10,18 @@ import os
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 
+from cluster.affinity import Homes, is_worth_it, seat_at_home
 from cluster.leases import Answer, Ask, Grant, Lease, LeaseRequest, Refusal, pack, unpack
-from cluster.routing import Seat, WorkerIndex, WorkerView, assign
+from cluster.routing import Plan, Seat, WorkerIndex, WorkerView, assign
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig
+from encoder.types import Grid
 from workers.costs import CostTable
 from workers.messages import Beat, ErrorNote, WorkerReport, WorkerState
 
@@ -66,6 +68,7 @@ class Router:
         self._checks: list[tuple[float, int, WorkerView]] = []  # a heap: when time alone may change who is leasable
         self._check_numbers = count()
         self._next_checks: dict[str, int] = {}  # by worker id: number of its one check that still counts
+        self._homes = Homes()
         self._leases: dict[int, Seat] = {}
         self._expiries: deque[tuple[float, int, int]] = deque()  # in order: every lease lives equally long
         self._draining: set[str] = set()  # workers that are being taken away
@@ -96,6 +99,7 @@ class Router:
             )
         view.state, view.costs, view.max_queue_ms = report.state, costs, report.max_queue_ms
         view.heard_s = self._now_s()
+        self._homes.open(report.worker_id, report.incarnation, report.cache_tokens)
         self._reports[report.worker_id] = report
         self._refresh(view)
         logger.info("%s is %s with %d graphs", report.incarnation, report.state, len(report.graphs))
@@ -139,6 +143,7 @@ class Router:
         view = self._workers.pop(worker_id, None)
         self._reports.pop(worker_id, None)
         self._next_checks.pop(worker_id, None)
+        self._homes.close(worker_id)
         if view is not None:
             self._unlist(view)
 
@@ -201,9 +206,11 @@ class Router:
     def lease(self, ask: Ask) -> Answer:
         """The same as it travels."""
         self.expire()
-        shapes, which, excluded = ask
+        shapes, which, excluded, digests = ask
         plans = [self._index.plan(grids) for grids in shapes]
         leases = self._leases
+        if digests and not self._homes.any_open:
+            digests = []
         first = self._next_lease + 1
         self._next_lease += len(which)
         self._expiries.append((self._now_s() + self._lease_timeout_s, first, self._next_lease))
@@ -223,10 +230,25 @@ class Router:
                     refused[number] = choice
                 continue
             seat = choice[0]
+            if digests:
+                seat = self._home(seat, digests[lease_id - first], plans[number], shapes[number], exclude)
             seat.worker.in_flight_ms += seat.cost_ms
             leases[lease_id] = seat
             entries.append(seat.grant)
         return first, entries
+
+    def _home(self, seat: Seat, digest: int, plan: Plan, grids: tuple[Grid, ...], exclude: Collection[str]) -> Seat:
+        """The seat chosen, or a cheaper one on the worker that has such content in its cache."""
+        home = self._workers.get(self._homes.find(digest) or "")
+        if home is not None and home in self._index and home.incarnation not in exclude:
+            at_home = seat_at_home(plan, grids, home)
+            if is_worth_it(at_home, seat):
+                self._homes.num_sent_home += 1
+                seat = at_home
+        if not plan.num_tokens:
+            plan.num_tokens = sum(self._adapter.measure(grid).num_tokens for grid in grids)
+        self._homes.note(digest, seat.worker.worker_id, plan.num_tokens)
+        return seat
 
     def release(self, lease_ids: Sequence[int]) -> None:
         """Leases that a client will not use."""

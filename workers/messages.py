@@ -161,3 +161,4 @@ class WorkerReport:
     backlog_bytes: int  # what it came as, and the patches of it that wait
     num_waiting: int  # segments decoded and not started
     stats: WorkerStats
+    cache_tokens: int = 0  # output rows that its cache has room for

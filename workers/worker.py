@@ -191,6 +191,7 @@ class EncoderWorker:
             backlog_bytes=self._batcher.backlog_bytes,
             num_waiting=self._batcher.num_waiting,
             stats=self._stats(),
+            cache_tokens=0 if gpu is None else self.config.cache_bytes // row_bytes(gpu.runner),
         )
 
     def drain(self, timeout_s: float) -> bool:
@@ -360,6 +361,11 @@ def load_runner(config: WorkerConfig) -> EncoderRunner:
     if device == "cuda" and not torch.cuda.is_available():
         raise WorkerStartError("worker.device is cuda and this process sees no GPU; use cpu or auto")
     return EncoderRunner.from_config(config.encoder, "cuda:0" if device == "cuda" else "cpu")
+
+
+def row_bytes(runner: EncoderRunner) -> int:
+    """Bytes of one output token."""
+    return runner.adapter.hidden_size * runner.dtype.itemsize
 
 
 def gpu_uuid(device: torch.device) -> str | None:

@@ -66,7 +66,7 @@ def simulate_days(num_workers: int, num_items: int, *, load: float = 0.85, seed:
             grids = (GRIDS[shapes[index]],)
             lease_id = 0
             if choose is None:
-                lease_id, (grant,) = router.lease(([grids], [0], {}))
+                lease_id, (grant,) = router.lease(([grids], [0], {}, []))
                 assert isinstance(grant, tuple)
                 worker = numbers[grant[0]]
             else:

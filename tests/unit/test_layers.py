@@ -41,6 +41,7 @@ WITHOUT_TORCH = [
     "workers.config",
     "workers.messages",
     "cluster",
+    "cluster.affinity",
     "cluster.cli",
     *(f"cluster.commands.{path.stem}" for path in sorted((ROOT / "cluster/commands").glob("[a-z]*.py"))),
     "cluster.config",

@@ -226,7 +226,7 @@ def test_requests_and_answers_travel_in_order() -> None:
         LeaseRequest(shape=shape(2), exclude={"w/0"}),
         LeaseRequest(shape=shape(1)),
     ]
-    assert pack(requests) == ([GRIDS, GRIDS * 2], [0, 1, 0], {1: frozenset({"w/0"})})
+    assert pack(requests) == ([GRIDS, GRIDS * 2], [0, 1, 0], {1: frozenset({"w/0"})}, [])
     refusal = Refusal(saturated=True, retry_ms=1.0, message="full")
     assert unpack((7, [("a", "a/0", None, 2.0), refusal])) == [Lease(7, "a", "a/0", None, 2.0), refusal]
 
