@@ -47,18 +47,16 @@ class Clip:
         longest_edge = int(self.shortest_edge * max(width, height) / min(width, height))
         resized = (self.shortest_edge, longest_edge) if width <= height else (longest_edge, self.shortest_edge)
         left, top = ((side - cut) // 2 for side, cut in zip(resized, self.tile_size, strict=True))
-        return [Tile(resized=resized, corner=(left, top))]
+        return [Tile(resized=(resized,), corner=(left, top))]
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """The tower, and the projection into the space shared with text."""
         import torch
-        from transformers.models.clip.configuration_clip import CLIPVisionConfig
-        from transformers.models.clip.modeling_clip import CLIPVisionModel
 
-        from encoder.towers.stock import stock_config
+        from encoder.towers.stock import stock_class, stock_config
 
-        modules: dict[str, torch.nn.Module] = {}
-        modules["vision_model."] = CLIPVisionModel(stock_config(CLIPVisionConfig, self.vision))
+        config = stock_config("clip", "CLIPVisionConfig", self.vision)
+        modules = {"vision_model.": stock_class("clip", "CLIPVisionModel")(config)}
         if self.projected:
             modules["visual_projection."] = torch.nn.Linear(self.vision["hidden_size"], self.projection, bias=False)
         return modules

@@ -41,16 +41,14 @@ class DinoV3:
 
     def cut(self, width: int, height: int) -> list[Tile]:
         """The whole image, its ratio of sides given up."""
-        return [Tile(resized=self.tile_size)]
+        return [Tile(resized=(self.tile_size,))]
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """The tower."""
-        from transformers.models.dinov3_vit.configuration_dinov3_vit import DINOv3ViTConfig
-        from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTModel
+        from encoder.towers.stock import stock_class, stock_config
 
-        from encoder.towers.stock import stock_config
-
-        return {"": DINOv3ViTModel(stock_config(DINOv3ViTConfig, self.vision))}
+        config = stock_config("dinov3_vit", "DINOv3ViTConfig", self.vision)
+        return {"": stock_class("dinov3_vit", "DINOv3ViTModel")(config)}
 
     def bind(self, modules: Mapping[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
         """Normed features of the patches, or of the class token."""

@@ -52,3 +52,11 @@ def as_pair(value: Any) -> tuple[int, int]:
 def vision_config(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The vision part of a config, or the whole of a tower's own, over the defaults that released files leave out."""
     return {**defaults, **config.get("vision_config", config)}
+
+
+def text_width(config: Mapping[str, Any], name: str) -> int:
+    """Width of the language model that the tokens are for."""
+    width = (config.get("text_config") or {}).get("hidden_size")
+    if not isinstance(width, int):
+        raise ConfigError(f"{name}: config.json has no text_config.hidden_size, the width of its tokens")
+    return width

@@ -27,6 +27,10 @@ FAMILIES = {
     "siglip": "encoder.adapters.siglip:FAMILY",
     "clip": "encoder.adapters.clip:FAMILY",
     "dinov3": "encoder.adapters.dinov3:FAMILY",
+    "internvl": "encoder.adapters.internvl:FAMILY",
+    "gemma3": "encoder.adapters.gemma3:FAMILY",
+    "llama4": "encoder.adapters.llama4:FAMILY",
+    "idefics3": "encoder.adapters.idefics3:FAMILY",
 }
 
 

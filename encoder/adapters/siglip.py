@@ -40,16 +40,14 @@ class Siglip:
 
     def cut(self, width: int, height: int) -> list[Tile]:
         """The whole image, its ratio of sides given up."""
-        return [Tile(resized=self.tile_size)]
+        return [Tile(resized=(self.tile_size,))]
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """The tower with its pooling head."""
-        from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
-        from transformers.models.siglip.modeling_siglip import SiglipVisionModel
+        from encoder.towers.stock import stock_class, stock_config
 
-        from encoder.towers.stock import stock_config
-
-        return {"vision_model.": SiglipVisionModel(stock_config(SiglipVisionConfig, self.vision))}
+        config = stock_config("siglip", "SiglipVisionConfig", self.vision)
+        return {"vision_model.": stock_class("siglip", "SiglipVisionModel")(config)}
 
     def bind(self, modules: Mapping[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
         """Normed features, or what the head makes of them."""

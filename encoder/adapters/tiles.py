@@ -28,16 +28,28 @@ if TYPE_CHECKING:
 Size = tuple[int, int]
 """Width and height in pixels."""
 
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom, as Pillow has them."""
+
 LADDER = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # tiles
 CPU_LADDER = (1, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """A piece of an image: the image resized to `resized`, of which the tile begins at `corner`; beyond it, black."""
+    """A piece of an image: the image or a box of it, resized to these sizes one after the other, and cut from that."""
 
-    resized: Size
-    corner: tuple[int, int] = (0, 0)  # x, y
+    resized: tuple[Size, ...]
+    corner: tuple[int, int] = (0, 0)  # x and y where the tile begins in what was resized; beyond that it is black
+    box: Box | None = None  # of the image as it came
+
+
+def grid_of_tiles(resized: tuple[Size, ...], tile_size: Size) -> list[Tile]:
+    """Tiles that cover what an image was resized to, row by row."""
+    (width, height), (tile_width, tile_height) = resized[-1], tile_size
+    return [
+        Tile(resized=resized, corner=(x, y)) for y in range(0, height, tile_height) for x in range(0, width, tile_width)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +116,20 @@ class TileAdapter:
         return self._tile
 
     def prepare(self, image: Image.Image) -> list[Segment]:
-        """Tiles of an RGB image; tiles of one resized picture share it."""
-        pictures: dict[Size, np.ndarray] = {}
+        """Tiles of an RGB image; those of one resized picture share it."""
+        pictures: dict[tuple[Box | None, tuple[Size, ...]], np.ndarray] = {}
         segments = []
         for tile in self.family.cut(*image.size):
-            if tile.resized not in pictures:
-                pictures[tile.resized] = np.asarray(image.resize(tile.resized, self.family.pixels.resample))
-            segments.append(self._segment(_crop(pictures[tile.resized], tile.corner, self.family.tile_size)))
+            source = tile.box, tile.resized
+            if source not in pictures:
+                pictures[source] = self._resize(image.crop(tile.box) if tile.box else image, tile.resized)
+            segments.append(self._segment(_crop(pictures[source], tile.corner, self.family.tile_size)))
         return segments
+
+    def _resize(self, image: Image.Image, sizes: Sequence[Size]) -> np.ndarray:
+        for size in sizes:
+            image = image.resize(size, self.family.pixels.resample)
+        return np.asarray(image)
 
     def _segment(self, picture: np.ndarray) -> Segment:
         return Segment(shape=self._tile, patches_PC=np.ascontiguousarray(picture).reshape(1, -1))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,12 +37,18 @@ def check_native(name: str, precision: Precision) -> None:
         raise ConfigError(f"{name}: precision {precision!r} is not for this family; leave it native")
 
 
-def stock_config(config_class: Any, values: Mapping[str, Any], attention: str = "sdpa") -> Any:
-    """A transformers config of these values, whose modules use the named attention.
+def stock_class(model: str, name: str) -> Any:
+    """A class of transformers, such as SiglipVisionModel of "siglip"; its types differ between versions."""
+    file = "configuration" if name.endswith("Config") else "modeling"
+    return getattr(importlib.import_module(f"transformers.models.{model}.{file}_{model}"), name)
+
+
+def stock_config(model: str, name: str, values: Mapping[str, Any], attention: str = "sdpa") -> Any:
+    """A config of these values, whose modules use the named attention.
 
     The field is set directly: transformers' own setter looks up names that it does not know on a hub.
     """
-    config = config_class.from_dict(dict(values))
+    config = stock_class(model, name).from_dict(dict(values))
     config._attn_implementation = attention
     return config
 

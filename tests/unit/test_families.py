@@ -6,10 +6,14 @@ its own image processor. Ours reads that directory. A new family is one more `Ca
 
 from __future__ import annotations
 
+import ast
 import json
+import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,9 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from transformers.image_utils import SizeDict
 
+from encoder.adapters.llama4 import Llama4
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
@@ -41,7 +47,7 @@ class Case:
     processor: str = ""  # class name; empty: transformers has none that runs without torchvision
     settings: dict[str, Any] = field(default_factory=dict)  # of the processor
     output: str = "patches"
-    num_tokens: Callable[[Any, int, int], int] | None = None  # by its processor, from height and width
+    num_tokens: Callable[[Any], int] | None = None  # from the processor's batch of one image; None: always the same
 
     def __str__(self) -> str:
         return f"{self.preset.removeprefix('tiny-')}-{self.output}"
@@ -88,6 +94,50 @@ CASES = [
         output="pooled",
         model="DINOv3ViTModel",
         tokens=lambda model, batch: model(**batch).pooler_output,
+    ),
+    Case(
+        preset="tiny-internvl",
+        model="InternVLForConditionalGeneration",
+        processor="GotOcr2ImageProcessorPil",
+        settings={"size": {"height": 56, "width": 56}, "crop_to_patches": True, "max_patches": 6},
+        tokens=lambda model, batch: model.get_image_features(batch["pixel_values"]).pooler_output.flatten(0, 1),
+        num_tokens=lambda batch: 4 * len(batch["pixel_values"]),
+    ),
+    Case(
+        preset="tiny-gemma3",
+        model="Gemma3ForConditionalGeneration",
+        processor="Gemma3ImageProcessorPil",
+        settings={
+            "size": {"height": 56, "width": 56},
+            "do_pan_and_scan": True,
+            "pan_and_scan_min_crop_size": 64,
+            "pan_and_scan_max_num_crops": 4,
+            "pan_and_scan_min_ratio_to_activate": 1.2,
+        },
+        tokens=lambda model, batch: model.get_image_features(batch["pixel_values"]).pooler_output.flatten(0, 1),
+        num_tokens=lambda batch: 4 * len(batch["pixel_values"]),
+    ),
+    Case(
+        preset="tiny-llama4",
+        model="Llama4ForConditionalGeneration",
+        tokens=lambda model, batch: model.multi_modal_projector(
+            model.get_image_features(**batch).last_hidden_state
+        ).flatten(0, 1),
+        num_tokens=lambda batch: 4 * len(batch["pixel_values"]),
+    ),
+    Case(
+        preset="tiny-idefics3",
+        model="Idefics3ForConditionalGeneration",
+        processor="Idefics3ImageProcessorPil",
+        tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
+        num_tokens=lambda batch: 4 * batch["pixel_values"].shape[1],
+    ),
+    Case(
+        preset="tiny-smolvlm",
+        model="SmolVLMForConditionalGeneration",
+        processor="SmolVLMImageProcessorPil",
+        tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
+        num_tokens=lambda batch: batch["pixel_values"].shape[1],
     ),
 ]
 
@@ -181,10 +231,40 @@ def test_token_counts_are_the_processors(reference: Reference) -> None:
     adapter = load_adapter(EncoderConfig(model=str(reference.snapshot), output=reference.case.output))
     rng = random.Random(0)
     for _ in range(200):
-        width, height = (round(2 ** rng.uniform(4, 12)) for _ in range(2))
+        width, height = (round(2 ** rng.uniform(4, 9)) for _ in range(2))
         shape = adapter.probe(MediaHeader(width=width, height=height))
-        wanted = adapter.measure(shape.grids[0]).num_tokens if count is None else count(reference, height, width)
-        assert shape.num_tokens == wanted
+        if count is None:
+            assert shape.num_tokens == adapter.measure(shape.grids[0]).num_tokens
+        else:
+            assert shape.num_tokens == count(reference.processor(Image.new("RGB", (width, height))))
+
+
+def functions_of(file: str, names: set[str], **known: Any) -> dict[str, Any]:
+    """Functions out of a source file of transformers that can't be imported without torchvision."""
+    source = Path(transformers.__file__).parent / "models" / file
+    nodes = [node for node in ast.parse(source.read_text()).body if getattr(node, "name", "") in names]
+    space: dict[str, Any] = {"torch": torch, "math": math, "defaultdict": defaultdict, "lru_cache": lru_cache, **known}
+    future = ast.ImportFrom(module="__future__", names=[ast.alias("annotations")], level=0)
+    exec(compile(ast.fix_missing_locations(ast.Module([future, *nodes], [])), source, "exec"), space)
+    return space
+
+
+def test_llama4_chooses_the_canvas_that_transformers_chooses() -> None:
+    """Its processor needs torchvision, but for the functions that decide."""
+    names = {"get_factors", "get_max_res_without_distortion", "find_supported_resolutions", "get_best_fit"}
+    theirs = functions_of("llama4/image_processing_llama4.py", names, SizeDict=None)
+    size = SizeDict(height=336, width=336)
+    resolutions = torch.tensor(theirs["find_supported_resolutions"](max_num_chunks=16, patch_size=size))
+    family = Llama4({**resolve_model("random-llama4-scout").config}, "scout", max_tiles=None)
+    rng = random.Random(1)
+    for _ in range(200):
+        width, height = (round(2 ** rng.uniform(4, 12)) for _ in range(2))
+        rows, columns = (side // 336 for side in theirs["get_best_fit"]((height, width), resolutions).tolist())
+        most = min(max(height, 336), rows * 336), min(max(width, 336), columns * 336)
+        resized = theirs["get_max_res_without_distortion"]((height, width), most)
+        tiles = family.cut(width, height)
+        assert len(tiles) == rows * columns + (rows * columns > 1)
+        assert all(tile.resized == (resized[::-1],) for tile in tiles[: rows * columns])
 
 
 @pytest.mark.parametrize("preset", sorted({case.preset for case in CASES}))
