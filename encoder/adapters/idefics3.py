@@ -164,12 +164,12 @@ FAMILY = Family(
         "tiny-idefics3": Preset(
             config=_config("idefics3", 2, {**_TINY, "image_size": 56, "patch_size": 14}, _TINY_TEXT, 112),
             summary="Idefics3, 2 small layers, tiles of 56 pixels, seeded random weights",
-            token_rule="4 a tile, 2 to 5 tiles",
+            token_rule="4 a tile, 3 to 5 tiles",
         ),
         "tiny-smolvlm": Preset(
             config=_config("smolvlm", 4, {**_TINY, "image_size": 64, "patch_size": 16}, _TINY_TEXT, 128),
             summary="SmolVLM, 2 small layers, tiles of 64 pixels, seeded random weights",
-            token_rule="1 a tile, 2 to 5 tiles",
+            token_rule="1 a tile, 3 to 5 tiles",
         ),
         "random-idefics3-8b": Preset(
             config=_config(
