@@ -30,7 +30,8 @@ from encoder.errors import (
     MediaTooLargeError,
     PoolClosedError,
 )
-from encoder.media import MediaHeader, probe_header
+from encoder.items import max_item_bytes, probe_item
+from encoder.media import MediaHeader
 from encoder.types import ItemShape
 
 if TYPE_CHECKING:
@@ -129,11 +130,11 @@ class Client:
     def read(self, source: Source) -> tuple[np.ndarray, MediaHeader, ItemShape]:
         """Load a source once and probe its header. Raises BadMediaError, MediaTooLargeError or PoisonItemError."""
         limits = self.config.worker.encoder
-        data = read_source(source, limits.max_bytes)
-        header = probe_header(data, max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
+        data = read_source(source, max_item_bytes(self.adapter, limits))
+        header, shape = probe_item(data, self.adapter, limits)
         encoded = np.frombuffer(data, dtype=np.uint8)
         self.trials.refuse_poison(encoded)
-        return encoded, header, self.adapter.probe(header)
+        return encoded, header, shape
 
 
 def read_source(source: Source, max_bytes: int) -> bytes:

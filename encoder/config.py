@@ -5,12 +5,40 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Output = Literal["patches", "pooled"]
 Precision = Literal["native", "fp8"]
 AttentionBackend = Literal["auto", "triton", "cudnn", "varlen", "sdpa"]
+
+
+class VideoConfig(BaseModel, frozen=True, extra="forbid"):
+    """Which frames of a video are encoded, and how large a video may be."""
+
+    fps: float | None = Field(default=None, gt=0)
+    """Frames taken a second, spread evenly. None: what the model's own processor takes."""
+
+    num_frames: int | None = Field(default=None, ge=1)
+    """Frames taken in all, spread evenly over the clip, instead of `fps`."""
+
+    min_frames: int | None = Field(default=None, ge=1)
+    max_frames: int | None = Field(default=None, ge=1)
+    """Bounds on what `fps` gives. None: the model's own."""
+
+    max_bytes: int = Field(default=2**30, ge=1)
+    """Bytes an encoded video may have."""
+
+    max_duration_s: float = Field(default=3600.0, gt=0)
+    """Length a video may have: all of it up to the last frame taken has to be decoded."""
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> VideoConfig:
+        if self.fps is not None and self.num_frames is not None:
+            raise ValueError("fps and num_frames are two rules for the same; name one")
+        if self.min_frames and self.max_frames and self.min_frames > self.max_frames:
+            raise ValueError(f"min_frames {self.min_frames} is above max_frames {self.max_frames}")
+        return self
 
 
 class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
@@ -59,6 +87,12 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
 
     max_bytes: int = Field(default=64 * 2**20, ge=1)
     """Bytes an encoded image may have."""
+
+    resize_pixels: tuple[int, int] | None = None
+    """Least and most pixels that an image is resized to (Qwen-VL). None: what the checkpoint's processor says."""
+
+    video: VideoConfig = VideoConfig()
+    """Sampling and limits of videos, for models that take them."""
 
     eager_patches: int = Field(default=16_384, ge=1)
     """Patches that one eager run may join; a longer segment still runs, alone."""

@@ -35,12 +35,13 @@ SUFFIXES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaHeader:
-    """What the header of an image says; the size is that of the upright picture."""
+    """What the header of an image or video says; the size is that of the upright picture."""
 
     width: int
     height: int
     format: str = ""
     num_frames: int = 1
+    frames_per_s: float = 0.0  # above 0: a video, and its average rate
     note: str | None = None  # for the person who reads the result, such as "first of 12 frames"
 
 

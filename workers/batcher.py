@@ -182,14 +182,21 @@ class Batcher:
             or self._ready_patches[priority] < GUARANTEED * self.max_ready_patches
         )
 
-    def push(self, job: Job, segments: Sequence[Segment]) -> None:
-        """Queue an admitted item's segments for the GPU."""
+    def push(self, job: Job, segments: Sequence[Segment], *, first: int = 0, num_segments: int | None = None) -> None:
+        """Queue an admitted item's segments for the GPU.
+
+        An item may come in parts: `first` counts the segments of the parts before this one, `num_segments` those of
+        the whole item. All but the first part wait here for room: the decoding of a long clip pauses.
+        """
         with self._changed:
+            if first:
+                self._changed.wait_for(lambda: job.settled or self.aborted or self._has_room(job.priority))
             if job.settled or self.aborted:
                 return
-            job.ready_s = self._now_s()
-            job.expect(len(segments))
-            for index, segment in enumerate(segments):
+            if first == 0:
+                job.ready_s = self._now_s()
+                job.expect(num_segments or len(segments))
+            for index, segment in enumerate(segments, first):
                 waiting = Waiting(job, index, segment)
                 self._waiting.append(waiting)
                 self._weigh(waiting, 1)

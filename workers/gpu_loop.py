@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from PIL import Image
 
 from encoder.adapters.base import Segment
 from encoder.errors import EncodeError, WorkerStartError
+from encoder.items import prepare_item
 from encoder.media import decode_image, probe_header
 from encoder.packing import EagerCost, GraphView, Replay
 from encoder.runner import EncoderRunner, Launch, RunnerStats
@@ -155,11 +156,9 @@ class GpuLoop:
             batch = self._batcher.take(self.runner.plan, wait_s=min(left_s, LOOK_S))
         return batch
 
-    def prepare(self, encoded: bytes) -> list[Segment]:
-        """Encoded bytes to segments, on the CPU. From any thread."""
-        limits = self._config.encoder
-        image = decode_image(encoded, max_pixels=limits.max_pixels, max_bytes=limits.max_bytes)
-        return self.runner.adapter.prepare(image)
+    def prepare(self, encoded: bytes) -> Iterator[list[Segment]]:
+        """Encoded bytes to segments, in parts, on the CPU. From any thread."""
+        return prepare_item(encoded, self.runner.adapter, self._config.encoder)
 
     def _use_graphs(self) -> None:
         """Publish the graphs and costs as they are now."""

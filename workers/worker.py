@@ -248,23 +248,30 @@ class EncoderWorker:
             decode()
 
     def _decode(self, job: Job, item: EncodeItem, gpu: GpuLoop) -> None:
-        started_s = self._now_s()
+        started_s, waited_s, num_pushed = self._now_s(), 0.0, 0
         if job.deadline_s is not None and started_s >= job.deadline_s:
             job.fail(DeadlineError("its deadline passed before it was decoded"))
             return
+        promised = item.shape.grids
         try:
-            segments = gpu.prepare(item.encoded.tobytes())
-            grids = tuple(segment.shape.grid for segment in segments)
-            if grids != item.shape.grids:
-                raise EncodeError(f"decoded to segments {grids}, its header promised {item.shape.grids}")
+            for part in gpu.prepare(item.encoded.tobytes()):  # an image in one, a clip in several
+                grids = tuple(segment.shape.grid for segment in part)
+                if grids != promised[num_pushed : num_pushed + len(grids)]:
+                    raise EncodeError(f"decoded to segments {grids}, its header promised {promised[num_pushed:]}")
+                pushed_s = self._now_s()
+                job.timings_ms["decode"] = (pushed_s - started_s - waited_s) * 1e3
+                self._batcher.push(job, part, first=num_pushed, num_segments=len(promised))
+                if job.settled:  # nobody waits for the rest of a clip
+                    return
+                waited_s += self._now_s() - pushed_s
+                num_pushed += len(part)
+            if num_pushed < len(promised):
+                raise EncodeError(f"decoded to {num_pushed} segments, its header promised {len(promised)}")
         except EncoderPoolError as error:
             job.fail(error)
         except Exception as error:  # edge of a thread: the item must settle whatever happened
             logger.exception("could not prepare an item of %d bytes", item.encoded.nbytes)
             job.fail(EncodeError(f"could not be prepared: {type(error).__name__}: {error}"))
-        else:
-            job.timings_ms["decode"] = (self._now_s() - started_s) * 1e3
-            self._batcher.push(job, segments)
 
     def _settle(self, job: Job, lease_id: int, key: bytes | None = None) -> None:
         if key is not None and self._flights is not None:

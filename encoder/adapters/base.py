@@ -8,9 +8,9 @@ worker. It implements these shapes; it inherits nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from encoder.config import Precision
     from encoder.media import MediaHeader
+    from encoder.video import Video
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,20 @@ class EncoderAdapter(Protocol):
         precision: Precision,
     ) -> EncoderModel:
         """Put the weights on the device. Imports torch."""
+
+
+@runtime_checkable
+class TakesVideo(Protocol):
+    """What an adapter has besides, when its model takes video."""
+
+    def probe_video(self, header: MediaHeader) -> ItemShape:
+        """Sizes of a clip, from its header alone. Pure arithmetic."""
+
+    def prepare_video(self, video: Video) -> Iterator[Segment]:
+        """Segments of a clip whose shapes are exactly what `probe_video` said, one after another as frames are decoded.
+
+        CPU only. Holds no more than the frames of one segment.
+        """
 
 
 class EncoderModel(Protocol):

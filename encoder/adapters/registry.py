@@ -24,6 +24,10 @@ PROCESSOR_FILES = {
 
 FAMILIES = {
     "minicpmv": "encoder.adapters.minicpmv_family:FAMILY",
+    "qwen2-vl": "encoder.adapters.qwen_vl_family:QWEN2_VL",
+    "qwen2.5-vl": "encoder.adapters.qwen_vl_family:QWEN2_5_VL",
+    "qwen3-vl": "encoder.adapters.qwen_vl_family:QWEN3_VL",
+    "qwen3-vl-moe": "encoder.adapters.qwen_vl_family:QWEN3_VL_MOE",
     "siglip": "encoder.adapters.siglip:FAMILY",
     "clip": "encoder.adapters.clip:FAMILY",
     "dinov3": "encoder.adapters.dinov3:FAMILY",

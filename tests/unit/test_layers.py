@@ -28,9 +28,11 @@ RAY_FILES = {
 
 WITHOUT_TORCH = [
     "encoder.types",
+    "encoder.video",
     "encoder.errors",
     "encoder.config",
     "encoder.headers",
+    "encoder.items",
     "encoder.media",
     "encoder.pictures",
     "encoder.packing",

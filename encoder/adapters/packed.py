@@ -1,0 +1,68 @@
+"""The packed layout for families whose tokens are proportional to patches: segments of any grid, end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from encoder.adapters.base import CaptureAxis
+from encoder.adapters.layouts import PACKED
+from encoder.errors import ConfigError
+from encoder.types import AxisKeys, Capacity, SegmentShape
+
+TOKENS_A_SEGMENT = 16
+"""A graph has room for segments of so many tokens on average: for all traffic but tiny pictures."""
+
+LADDER = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16_384)
+CPU_LADDER = (128, 512, 2048)
+
+
+class PackedLayout:
+    """One layout axis of one key; a graph's room is its token budget, in patches too."""
+
+    axes = (CaptureAxis(name="layout", keys=(PACKED,)),)
+    choices: tuple[AxisKeys, ...] = ((PACKED,),)
+
+    def __init__(
+        self, layouts: Sequence[str], name: str, *, patches_per_token: int, max_segments: int | None = None
+    ) -> None:
+        """`layouts` is the configured one. Raises ConfigError when it asks for more than "packed"."""
+        if tuple(layouts) != (PACKED,):
+            raise ConfigError(f"{name} runs packed alone, not in layouts {list(layouts)}; leave layouts out")
+        self._patches_per_token, self._max_segments = patches_per_token, max_segments
+
+    def capacity(self, token_budget: int) -> Capacity:
+        """Room of a graph."""
+        segments = min(max(1, token_budget // TOKENS_A_SEGMENT), self._max_segments or token_budget)
+        patches = token_budget * self._patches_per_token
+        return Capacity(patches=patches, segments=segments, tokens=token_budget, longest=patches)
+
+    def default_budgets(self, device: str) -> tuple[int, ...]:
+        """Steps of a third to a half, up to the largest images that models of this kind take."""
+        return CPU_LADDER if device == "cpu" else LADDER
+
+    def exact(self, shapes: Sequence[SegmentShape]) -> tuple[AxisKeys, Capacity]:
+        """A run of just these segments; sizes that attention plans are made for are rounded up."""
+        lengths = [shape.num_patches for shape in shapes]
+        return (PACKED,), Capacity(
+            patches=sum(lengths),
+            segments=1 << (len(lengths) - 1).bit_length(),
+            tokens=sum(shape.num_tokens for shape in shapes),
+            longest=-(-max(lengths) // 256) * 256,
+        )
+
+
+def fill_offsets(offsets: np.ndarray, ends: np.ndarray) -> None:
+    """Write 0, the ends, and the last of them again up to the buffer's end: empty segments."""
+    offsets[0] = 0
+    offsets[1 : len(ends) + 1] = ends
+    offsets[len(ends) + 1 :] = ends[-1] if len(ends) else 0
+
+
+def fill_rows(buffer: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+    """Write the parts end to end and zeros after them."""
+    end = sum(len(part) for part in parts)
+    if parts:
+        np.concatenate(parts, out=buffer[:end])
+    buffer[end:] = 0

@@ -1,0 +1,213 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL (and its MoE twin, whose tower is the same): images of any grid, and video.
+
+A segment is an image, or the two frames of a video that share their patches: attention never leaves it. Segments lie
+packed, whatever their grids. Qwen3-VL's deepstack features ride along: an output row is the merged features, then
+those of each level, so it is (1 + levels) x the language model's width, as vLLM hands them on.
+"""
+
+# Shapes: P patches of a run, T tokens, C numbers of a patch, E width of an output row.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.packed import PackedLayout, fill_offsets, fill_rows
+from encoder.adapters.qwen_vl_config import read_sizes
+from encoder.adapters.qwen_vl_geometry import FrameIndices, frame_indices, position_taps, smart_resize
+from encoder.adapters.qwen_vl_video import frame_size, sampled_frames
+from encoder.adapters.qwen_vl_weights import qwen_weight_shapes
+from encoder.errors import ConfigError
+from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
+
+if TYPE_CHECKING:
+    import torch
+
+    from encoder.config import EncoderConfig, Precision
+    from encoder.media import MediaHeader
+    from encoder.video import Video
+
+SAMPLE_SIDE = 16  # patches
+
+
+class QwenVL:
+    """Adapter of one checkpoint. Implements `EncoderAdapter` and `TakesVideo`."""
+
+    path = "image"
+
+    def __init__(self, config: Mapping[str, Any], *, name: str, encoder: EncoderConfig) -> None:
+        """Read a released `config.json`. Raises ConfigError for sizes or layouts that cannot work."""
+        self.encoder = name
+        self.sizes = sizes = read_sizes(config, name, encoder.resize_pixels)
+        self.hidden_size = sizes.output_width
+        self.layout = PackedLayout(
+            encoder.layouts,
+            name,
+            patches_per_token=sizes.patches_per_token,
+            max_segments=encoder.max_segments_per_graph,
+        )
+        self.axes: tuple[CaptureAxis, ...] = self.layout.axes
+        self._video, self._config = encoder.video, dict(config)
+
+    # Sizes
+
+    def measure(self, grid: Grid) -> SegmentShape:
+        """One token for each `merge_size` x `merge_size` patches."""
+        frames, rows, columns = grid
+        patches = frames * rows * columns
+        return SegmentShape(grid=grid, num_patches=patches, num_tokens=patches // self.sizes.patches_per_token)
+
+    def probe(self, header: MediaHeader) -> ItemShape:
+        """An image is one segment. Raises BadMediaError for a side over 200 times the other."""
+        return self._shape(self._image_size(header.width, header.height), 1)
+
+    def probe_video(self, header: MediaHeader) -> ItemShape:
+        """One segment for each pair of sampled frames."""
+        num_frames = len(sampled_frames(header, self.sizes, self._video))
+        num_segments = -(-num_frames // self.sizes.temporal_patch_size)
+        return self._shape(frame_size(header, num_frames, self.sizes), num_segments)
+
+    def _image_size(self, width: int, height: int) -> tuple[int, int]:
+        pixels = self.sizes.image_pixels
+        return smart_resize(width, height, factor=self.sizes.token_side, least=pixels.least, most=pixels.most)
+
+    def _shape(self, size: tuple[int, int], num_segments: int) -> ItemShape:
+        one = self.measure((1, size[1] // self.sizes.patch_size, size[0] // self.sizes.patch_size))
+        return ItemShape(
+            grids=(one.grid,) * num_segments,
+            num_patches=one.num_patches * num_segments,
+            num_tokens=one.num_tokens * num_segments,
+        )
+
+    def _indices(self, grid: Grid) -> FrameIndices:
+        return frame_indices(grid[1], grid[2], self.sizes.merge_size, self.sizes.window_tokens)
+
+    # Preparation, on the CPU
+
+    def prepare(self, image: Image.Image) -> list[Segment]:
+        """The resized image in patches. It stands for both frames of its patches, and is stored once."""
+        return [self._segment([self._resized(image, self._image_size(*image.size))])]
+
+    def prepare_video(self, video: Video) -> Iterator[Segment]:
+        """Segments one after another, as frames are decoded; the last frame is repeated to fill its segment."""
+        numbers = sampled_frames(video.header, self.sizes, self._video)
+        size = frame_size(video.header, len(numbers), self.sizes)
+        pictures: list[np.ndarray] = []
+        for frame in video.frames(numbers):
+            pictures.append(self._resized(frame, size))
+            if len(pictures) == self.sizes.temporal_patch_size:
+                yield self._segment(pictures)
+                pictures = []
+        if pictures:
+            yield self._segment(pictures + pictures[-1:] * (self.sizes.temporal_patch_size - len(pictures)))
+
+    def _resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+        return np.asarray(image.resize(size, Image.Resampling.BICUBIC))
+
+    def _segment(self, pictures: Sequence[np.ndarray]) -> Segment:
+        """Cut `[height, width, 3]` into patch rows in the order of the run, each (frame, y, x, channel)."""
+        side, merge = self.sizes.patch_size, self.sizes.merge_size
+        rows, columns = pictures[0].shape[0] // side, pictures[0].shape[1] // side
+        shape = self.measure((1, rows, columns))
+        run_order = self._indices(shape.grid).run_order_T
+        patches_PC = np.empty((shape.num_patches, len(pictures) * self.sizes.frame_bytes), np.uint8)
+        frames = np.split(patches_PC.reshape(len(run_order), merge**2, -1), len(pictures), axis=2)
+        for picture, frame in zip(pictures, frames, strict=True):
+            cut = picture.reshape(rows // merge, merge, side, columns // merge, merge, side * 3)
+            frame[:] = cut.transpose(0, 3, 1, 4, 2, 5).reshape(len(run_order), merge**2, -1)[run_order]
+        return Segment(shape=shape, patches_PC=patches_PC)
+
+    # Graphs
+
+    def axis_choices(self, grid: Grid) -> list[AxisKeys]:
+        """Packed, whatever the grid."""
+        return list(self.layout.choices)
+
+    def capacity(self, axis_keys: AxisKeys, token_budget: int) -> Capacity:
+        """Room for `token_budget` tokens of any grids."""
+        return self.layout.capacity(token_budget)
+
+    def default_budgets(self, axis_keys: AxisKeys, device: str) -> tuple[int, ...]:
+        """Up to the largest image as released; fewer on a CPU."""
+        return self.layout.default_budgets(device)
+
+    def exact(self, shapes: Sequence[SegmentShape]) -> tuple[AxisKeys, Capacity]:
+        """A run of just these segments."""
+        return self.layout.exact(shapes)
+
+    def sample(self, axis_keys: AxisKeys) -> Segment:
+        """A small square: every budget holds some."""
+        rng = np.random.default_rng(0)
+        side = SAMPLE_SIDE * self.sizes.patch_size
+        return self._segment([rng.integers(0, 256, (side, side, 3), dtype=np.uint8)])
+
+    def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:
+        """Boundaries, rows and columns, what windows and position embeddings need where there are some, pixels."""
+        sizes, patches = self.sizes, capacity.patches
+        specs = {name: TensorSpec(shape=(patches,), dtype="int32") for name in ("rows", "columns")}
+        specs["cu_seqlens"] = TensorSpec(shape=(capacity.segments + 1,), dtype="int32")
+        if sizes.window_tokens:
+            # A frame of h x w tokens has at most h * w / 2 + 1 windows of two tokens a side or more.
+            windows = capacity.tokens // 2 + capacity.segments
+            specs["cu_windows"] = TensorSpec(shape=(windows + 1,), dtype="int32")
+            specs["places"] = TensorSpec(shape=(capacity.tokens,), dtype="int32")
+        if sizes.table_side:
+            specs["taps"] = TensorSpec(shape=(patches, 4), dtype="int32")
+            specs["tap_weights"] = TensorSpec(shape=(patches, 4), dtype="float32")
+        pixels = (patches, sizes.temporal_patch_size * sizes.frame_bytes)
+        return specs | {"pixels": TensorSpec(shape=pixels, dtype="uint8")}
+
+    def fill(
+        self, host: Mapping[str, np.ndarray], segments: Sequence[Segment], axis_keys: AxisKeys, capacity: Capacity
+    ) -> int:
+        """Lay the segments end to end."""
+        sizes = self.sizes
+        frames = [self._indices(segment.shape.grid) for segment in segments]
+        starts = np.cumsum([0] + [segment.shape.num_patches for segment in segments])
+        fill_offsets(host["cu_seqlens"], starts[1:])
+        fill_rows(host["rows"], [frame.rows_P for frame in frames])
+        fill_rows(host["columns"], [frame.columns_P for frame in frames])
+        if sizes.window_tokens:
+            windows = np.concatenate([np.empty(0, np.int32), *(frame.window_patches_W for frame in frames)])
+            fill_offsets(host["cu_windows"], np.cumsum(windows))
+            firsts = starts // sizes.patches_per_token
+            fill_rows(host["places"], [frame.places_T + first for frame, first in zip(frames, firsts, strict=False)])
+        if sizes.table_side:
+            taps = [position_taps(*s.shape.grid[1:], sizes.merge_size, sizes.table_side) for s in segments]
+            fill_rows(host["taps"], [ids for ids, _ in taps])
+            fill_rows(host["tap_weights"], [weights for _, weights in taps])
+        for segment, start in zip(segments, starts, strict=False):
+            rows = host["pixels"][start : start + segment.shape.num_patches]
+            stored = segment.patches_PC
+            for first in range(0, rows.shape[1], stored.shape[1]):  # a still stands for each frame of its patches
+                rows[:, first : first + stored.shape[1]] = stored
+        return int(starts[-1])
+
+    # Weights and model
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Released names (`visual.*`, from Qwen3-VL on `model.visual.*`) and their shapes."""
+        return qwen_weight_shapes(self.sizes)
+
+    def checkpoint_config(self) -> dict[str, Any]:
+        """The config it was made from."""
+        return dict(self._config)
+
+    def build(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: str,
+        precision: Precision,
+    ) -> EncoderModel:
+        """The tower on the device. Raises ConfigError for fp8, which is MiniCPM-V's alone."""
+        from encoder.towers.qwen_vl import QwenVLModel
+
+        if precision != "native":
+            raise ConfigError(f"{self.encoder} has no precision {precision!r}; leave it out")
+        return QwenVLModel(self.sizes, weights, device, dtype, attention)

@@ -1,0 +1,101 @@
+"""Where Qwen-VL's patches lie: sizes that pictures are resized to, and everything that a grid of patches determines.
+
+Rows of a grid come token by token: the patches of a token follow one another, so that merging is a reshape. Tokens come
+row by row of the frame, or window by window where the model has windows.
+"""
+
+# Shapes: P patches of one frame, T its tokens, W its windows.
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from encoder.errors import BadMediaError
+
+MAX_RATIO = 200
+
+
+def smart_resize(width: int, height: int, *, factor: int, least: int, most: int) -> tuple[int, int]:
+    """Width and height that a picture is resized to: multiples of `factor`, between `least` and `most` pixels.
+
+    The rule of the released processors (`smart_resize` in transformers' image_processing_qwen2_vl), to the bit.
+
+    Raises:
+        BadMediaError: one side is over 200 times the other, which the processors refuse too.
+    """
+    if max(height, width) / min(height, width) > MAX_RATIO:
+        raise BadMediaError(
+            f"picture of {width}x{height}: one side is over {MAX_RATIO} times the other, "
+            f"which Qwen-VL does not take; crop it"
+        )
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    if new_height * new_width > most:
+        beta = math.sqrt((height * width) / most)
+        new_height = max(factor, math.floor(height / beta / factor) * factor)
+        new_width = max(factor, math.floor(width / beta / factor) * factor)
+    elif new_height * new_width < least:
+        beta = math.sqrt(least / (height * width))
+        new_height = math.ceil(height * beta / factor) * factor
+        new_width = math.ceil(width * beta / factor) * factor
+    return new_width, new_height
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameIndices:
+    """All that a frame's grid determines."""
+
+    rows_P: np.ndarray  # int32, of each patch
+    columns_P: np.ndarray
+    run_order_T: np.ndarray  # int32: the token, counted row by row, that comes at each place
+    places_T: np.ndarray  # int32: the place of each token, counted row by row
+    window_patches_W: np.ndarray  # int32
+
+
+@lru_cache(maxsize=256)
+def frame_indices(rows: int, columns: int, merge: int, window: int) -> FrameIndices:
+    """Indices of a frame of so many patches; `window` is a window's side in tokens, 0 without windows."""
+    tokens = np.arange(rows // merge * (columns // merge), dtype=np.int32).reshape(rows // merge, columns // merge)
+    window_patches = np.empty(0, np.int32)
+    run_order = tokens.ravel()
+    if window:
+        windows = [
+            tokens[top : top + window, left : left + window].ravel()
+            for top in range(0, tokens.shape[0], window)
+            for left in range(0, tokens.shape[1], window)
+        ]
+        run_order = np.concatenate(windows)
+        window_patches = np.array([len(one) for one in windows], np.int32) * merge**2
+    token_row, token_column = np.divmod(run_order, columns // merge)
+    inner_row, inner_column = np.divmod(np.arange(merge**2, dtype=np.int32), merge)
+    return FrameIndices(
+        rows_P=(token_row[:, None] * merge + inner_row).ravel(),
+        columns_P=(token_column[:, None] * merge + inner_column).ravel(),
+        run_order_T=run_order,
+        places_T=np.argsort(run_order).astype(np.int32),
+        window_patches_W=window_patches,
+    )
+
+
+@lru_cache(maxsize=256)
+def position_taps(rows: int, columns: int, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """How the square table of position embeddings is read, bilinearly with corners aligned: for each patch of a frame,
+    in the order of `frame_indices`, four table rows (int32 `[P, 4]`) and their weights (float32 `[P, 4]`)."""
+    frame = frame_indices(rows, columns, merge, 0)
+    row_taps, row_weights = (part[frame.rows_P] for part in _axis_taps(rows, side))
+    column_taps, column_weights = (part[frame.columns_P] for part in _axis_taps(columns, side))
+    taps = row_taps[:, :, None] * side + column_taps[:, None, :]
+    weights = row_weights[:, :, None] * column_weights[:, None, :]
+    return taps.reshape(-1, 4).astype(np.int32), weights.reshape(-1, 4)
+
+
+def _axis_taps(size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two taps and weights for each of `size` coordinates on a table of `side` entries; float32 as in the reference."""
+    source = np.arange(size, dtype=np.float32) * (side - 1) / np.float32(max(size - 1, 1))
+    floor = np.floor(source)
+    raw_taps = floor.astype(np.int64)[:, None] + np.arange(2)
+    distance = np.abs(source[:, None] - floor[:, None] - np.arange(2, dtype=np.float32))
+    return raw_taps.clip(0, side - 1), (1 - distance).clip(min=0).astype(np.float32)

@@ -1,0 +1,136 @@
+"""Video files: headers, frames, limits, and what is wrong with the broken ones."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from clips import brightness, make_clip
+from PIL import Image
+
+from encoder.config import VideoConfig
+from encoder.errors import BadMediaError, ConfigError, EncoderPoolError, MediaTooLargeError
+from encoder.media import MediaHeader
+from encoder.video import Video, is_video, probe_video
+
+KINDS = {
+    "mp4": ("mp4", "libx264"),
+    "mov": ("mov", "libx264"),
+    "webm": ("webm", "libvpx-vp9"),
+    "mkv": ("matroska", "libx264"),
+    "avi": ("avi", "mpeg4"),
+    "mpg": ("mpeg", "mpeg2video"),
+}
+
+
+def probe(data: bytes, max_pixels: int = 10**8, **limits: object) -> MediaHeader:
+    return probe_video(data, max_pixels=max_pixels, limits=VideoConfig.model_validate(limits))
+
+
+def greys(data: bytes, numbers: list[int]) -> list[float]:
+    """Brightness at the lower right of these frames."""
+    frames = Video(data, probe(data)).frames(numbers)
+    return [float(np.asarray(frame)[-20:, -20:].mean()) for frame in frames]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_wanted_frames_of_every_kind_of_file_come_in_order(kind: str) -> None:
+    container, codec = KINDS[kind]
+    data = make_clip(50, container=container, codec=codec)
+    header = probe(data)
+    assert is_video(data)
+    assert (header.width, header.height, header.num_frames) == (320, 240, 50)
+    assert header.frames_per_s == pytest.approx(30)
+    numbers = [0, 7, 7, 20, 49]
+    assert greys(data, numbers) == pytest.approx([brightness(number) for number in numbers], abs=6)
+
+
+def test_a_clip_that_lies_on_its_side_is_set_upright() -> None:
+    data = make_clip(4, rotation=90)
+    header = probe(data)
+    assert (header.width, header.height) == (240, 320)
+    (frame,) = Video(data, header).frames([1])
+    assert isinstance(frame, Image.Image)
+    assert frame.size == (240, 320)
+    pixels = np.asarray(frame)[..., 0]
+    assert pixels[-20:, :20].mean() > 240, "turned counterclockwise, the upper left is the lower left"
+    assert pixels[:20, :20].mean() < 60
+
+
+def test_pictures_are_no_videos() -> None:
+    assert not is_video(b"\x00\x00\x00\x1cftypavif\x00\x00\x00\x00")
+    assert not is_video(b"\xff\xd8\xff\xe0")
+    assert not is_video(b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (make_clip(0), "cannot be decoded"),
+        (make_clip(50)[:3000], "cannot be decoded"),
+        (make_clip(50)[:100], "cannot be decoded"),
+        (b"\x00\x00\x00\x18ftypmp42" + b"\x07" * 500, "cannot be decoded"),
+        (make_clip(60, container="matroska")[:900], r"cannot be decoded|has no frames|no moving pictures"),
+    ],
+    ids=["no frames", "half", "head", "noise", "no first frame"],
+)
+def test_broken_files_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(BadMediaError, match=message):
+        probe(data)
+
+
+def test_a_file_that_is_cut_off_behind_its_index_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "clip.mp4"
+    with (
+        av.open(io.BytesIO(make_clip(150))) as source,
+        av.open(file, "w", options={"movflags": "faststart"}) as target,
+    ):
+        stream = target.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                target.mux(packet)
+    data = file.read_bytes()
+    with pytest.raises(BadMediaError, match=r"video has \d+ of 150 frames; the file is cut off"):
+        probe(data[: len(data) // 2])
+
+
+def test_a_clip_that_ends_early_repeats_its_last_frame_or_is_refused() -> None:
+    data = make_clip(40)
+    almost = MediaHeader(width=320, height=240, num_frames=45, frames_per_s=30)
+    frames = list(Video(data, almost).frames([39, 44]))
+    assert np.array_equal(np.asarray(frames[0]), np.asarray(frames[1]))
+    far = MediaHeader(width=320, height=240, num_frames=90, frames_per_s=30)
+    with pytest.raises(BadMediaError, match="ends 50 frames before it should"):
+        list(Video(data, far).frames([0, 89]))
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_bytes": 100}, r"bytes, the limit is 100; cut it or raise encoder\.video\.max_bytes"),
+        ({"max_duration_s": 1}, r"video lasts 2 s, the limit is 1; cut it or raise encoder\.video\.max_duration_s"),
+        ({"max_pixels": 1000}, r"76800 pixels a frame, the limit is 1000; send it smaller"),
+    ],
+)
+def test_limits_hold(limits: dict[str, int], message: str) -> None:
+    with pytest.raises(MediaTooLargeError, match=message):
+        probe(make_clip(60), **limits)
+
+
+def test_without_pyav_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ConfigError, match=r"pip install 'encpool\[video\]'"):
+        probe(b"\x1aE\xdf\xa3")
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="name one"):
+        VideoConfig(fps=1, num_frames=8)
+    with pytest.raises(ValueError, match="min_frames 9 is above max_frames 8"):
+        VideoConfig(min_frames=9, max_frames=8)
+    assert issubclass(MediaTooLargeError, EncoderPoolError)
