@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from cluster.gateway.config import GatewayConfig
 from cluster.groups import SHARED, AutoscaleConfig, GroupConfig, inherit, starts_within
 from encoder.errors import ConfigError
 from workers.config import WorkerConfig
@@ -89,6 +90,9 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
 
     silent_timeout_s: float = Field(default=15.0, gt=0, le=MAX_S, validate_default=True)
     """A worker whose reports stop for this long gets no leases until it is heard again."""
+
+    gateway: GatewayConfig = GatewayConfig()
+    """The HTTP front door, where there is one."""
 
     trace_file: Path | None = None
     """Where clients of the pool note each item and what became of it, for `encpool plan`. None: nowhere."""

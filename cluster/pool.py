@@ -127,6 +127,11 @@ class EncoderPool:
         logger.info("%s ready: %d workers in %.1f s", name, config.num_workers, time.monotonic() - started_s)
         return pool
 
+    @property
+    def client(self) -> Client:
+        """What encodes through this pool, for those who bring streams of their own."""
+        return self._client
+
     def encode(self, source: Source, *, timeout_s: float | None = None) -> Embedding:
         """Encode one image, given as a path or as its bytes. Raises its typed error."""
         return self._client.encode(source, timeout_s=timeout_s)

@@ -9,11 +9,18 @@
     |   |-- PoisonItemError                 it was on two workers that died: encoded nowhere again
     |   |-- EncodeError                     the encoder itself failed on this item
     |   `-- DeadlineError                   its deadline passed before it ran
-    `-- PoolError                       the pool, not the item
-        |-- PoolSaturatedError              no worker has room; come back later
-        |-- WorkerLostError                 workers died and nobody is left to take the item
-        |-- WorkerStartError                a worker could not load, capture or answer its probe
-        `-- PoolClosedError                 the pool is shut down or draining
+    |-- PoolError                       the pool, not the item
+    |   |-- PoolSaturatedError              no worker has room; come back later
+    |   |-- WorkerLostError                 workers died and nobody is left to take the item
+    |   |-- WorkerStartError                a worker could not load, capture or answer its probe
+    |   `-- PoolClosedError                 the pool is shut down or draining
+    `-- RequestError (ValueError)       a request over HTTP that says nothing we can do
+        |-- UnauthorizedError               no token, or one that nobody gave out
+        |-- ForbiddenError                  what this token, or this gateway, does not allow
+        |-- UnknownModelError               a model that is not served
+        |-- RequestTooLargeError            more bytes or items than a request may have
+        |-- ContentTypeError                a body of another kind than JSON, msgpack or a form
+        `-- RateLimitError                  this token asks too often or for too much at once
 
 Each takes one message, so that it pickles and Ray raises it at the caller's side with its type intact.
 """
@@ -80,6 +87,34 @@ class PoolClosedError(PoolError):
     """The pool is shut down or draining."""
 
 
+class RequestError(EncoderPoolError, ValueError):
+    """A request over HTTP that says nothing we can do."""
+
+
+class UnauthorizedError(RequestError):
+    """No token, or one that nobody gave out."""
+
+
+class ForbiddenError(RequestError):
+    """What this token, or this gateway, does not allow."""
+
+
+class UnknownModelError(RequestError):
+    """A model that is not served."""
+
+
+class RequestTooLargeError(RequestError):
+    """More bytes or items than a request may have."""
+
+
+class ContentTypeError(RequestError):
+    """A body of another kind than JSON, msgpack or a form."""
+
+
+class RateLimitError(RequestError):
+    """This token asks too often or for too much at once."""
+
+
 ERRORS: dict[str, type[EncoderPoolError]] = {
     cls.__name__: cls
     for cls in (
@@ -96,6 +131,13 @@ ERRORS: dict[str, type[EncoderPoolError]] = {
         WorkerLostError,
         WorkerStartError,
         PoolClosedError,
+        RequestError,
+        UnauthorizedError,
+        ForbiddenError,
+        UnknownModelError,
+        RequestTooLargeError,
+        ContentTypeError,
+        RateLimitError,
     )
 }
 """Error types by name, for what crosses a process as (name, message)."""

@@ -49,9 +49,14 @@ WITHOUT_TORCH = [
     "cluster.config",
     "cluster.crew",
     "cluster.forecast",
+    "cluster.gateway.auth",
+    "cluster.gateway.config",
+    "cluster.gateway.limits",
+    "cluster.gateway.statuses",
     "cluster.groups",
     "cluster.histogram",
     "cluster.leases",
+    "cluster.msgpack_reader",
     "cluster.nodes",
     "cluster.placing",
     "cluster.planning",
@@ -61,6 +66,7 @@ WITHOUT_TORCH = [
     "cluster.status",
     "cluster.supervisor",
     "cluster.traces",
+    "cluster.wire",
 ]
 
 

@@ -1,0 +1,197 @@
+"""One thread that takes the items of all requests through the pool, and one stream for all of them.
+
+A stream a request would cost a thread, and its items would never share a call with another's. Here items come from any
+thread; the thread sleeps until one comes, one is cancelled or a call ends, and then moves everything on.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cluster.client import Client, Outcome
+from cluster.gateway.config import GatewayConfig
+from cluster.items import Item
+from cluster.leases import Lease, LeaseRequest, Refusal
+from cluster.stream import Stream
+from cluster.transport import Transport
+from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError
+from workers.messages import EncodeBatch, EncodeResult
+
+logger = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """Takes items through a pool. `submit` and `cancel` may come from any thread."""
+
+    def __init__(self, client: Client, config: GatewayConfig) -> None:
+        """`client` keeps what it shares with its other streams, the quarantine above all."""
+        self._transport = WakingTransport(client.transport)
+        self.client = copy.copy(client)
+        self.client.transport = self._transport
+        self.client.config = client.config.model_copy(
+            update={"items_per_call": config.items_per_call, "calls_per_worker": config.calls_per_worker}
+        )
+        self._stream = Stream(self.client, sleep=self._transport.sleep)
+        self._inbox: deque[tuple[str, Sequence[Item]]] = deque()
+        self._open: dict[Item, Callable[[Outcome], None]] = {}  # and who hears of its end
+        self.success_s: float | None = None  # when something was last encoded
+        self._ended: EncoderPoolError | None = None
+        self._closing = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._main, name="dispatch", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def submit(self, items: Sequence[Item]) -> None:
+        """Open items; each `on_end` is called in the dispatcher's thread. Raises PoolClosedError."""
+        self._put("add", items)
+
+    def cancel(self, items: Sequence[Item]) -> None:
+        """Nobody awaits these any more."""
+        if not self._ended:
+            self._put("cancel", items)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End the thread; what is open fails."""
+        self._closing = True
+        self._transport.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _put(self, what: str, items: Sequence[Item]) -> None:
+        with self._lock:
+            if self._ended is not None:
+                raise PoolClosedError(str(self._ended))
+            self._inbox.append((what, items))
+        self._transport.wake()
+
+    # --- the thread ----------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        error: EncoderPoolError
+        try:
+            self._run()
+            error = PoolClosedError("the gateway is closed")
+        except EncoderPoolError as failure:  # the pool was closed
+            error = failure
+        except Exception as failure:  # edge of a thread: nobody may wait for it any more
+            logger.exception("the dispatcher cannot go on")
+            error = EncodeError(f"the gateway cannot go on: {type(failure).__name__}: {failure}")
+        with self._lock:
+            self._ended = error
+        self._take(adding=False)
+        for item, on_end in self._open.items():
+            on_end(Outcome(source=item.source, embedding=None, error=error))
+        self._open.clear()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._transport.rest()
+                self._take()
+                if self._open:
+                    self._stream.step(more=False, wait=not self._inbox)
+                else:
+                    self._transport.sleep(None)
+        finally:
+            self._stream.close()
+
+    def _take(self, *, adding: bool = True) -> None:
+        """What came in since the last time."""
+        while self._inbox:
+            what, items = self._inbox.popleft()
+            if what == "cancel":
+                for item in items:
+                    self._open.pop(item, None)
+                if adding:
+                    self._stream.cancel(items)
+                continue
+            for item in items:
+                self._open[item] = item.on_end
+                item.on_end = self._ender(item)
+                if adding:
+                    self._stream.add(item)
+
+    def _ender(self, item: Item) -> Callable[[Outcome], None]:
+        def end(outcome: Outcome) -> None:
+            on_end = self._open.pop(item, None)
+            if outcome.error is None:
+                self.success_s = time.monotonic()
+            if on_end is not None:
+                on_end(outcome)
+
+        return end
+
+
+class WakingTransport:
+    """A transport whose waits also end when somebody calls `wake`."""
+
+    def __init__(self, inner: Transport) -> None:
+        """The calls that `inner` makes must be Ray's object references."""
+        self._inner = inner
+        self._changed = threading.Condition()
+        self._finished: set[Any] = set()
+        self._is_awake = False
+
+    def wake(self) -> None:
+        """End the wait under way, or the next one, at once."""
+        with self._changed:
+            self._is_awake = True
+            self._changed.notify_all()
+
+    def rest(self) -> None:
+        """From now on waits last again. Comes before a look at what the waker brought."""
+        with self._changed:
+            self._is_awake = False
+
+    def sleep(self, timeout_s: float | None) -> None:
+        """Wait for `wake`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_awake, timeout_s)
+
+    def start(self, worker_id: str, batch: EncodeBatch) -> Any:
+        """See `Transport`."""
+        call = self._inner.start(worker_id, batch)
+        call.future().add_done_callback(lambda _: self._finish(call))
+        return call
+
+    def _finish(self, call: Any) -> None:
+        with self._changed:
+            self._finished.add(call)
+            self._changed.notify_all()
+
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        """See `Transport`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_awake or self._finished, timeout_s)
+            done = [call for call in calls if call in self._finished]
+            self._finished.clear()  # of others nobody waits any more
+        return done
+
+    def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
+        """See `Transport`."""
+        return self._inner.assign(requests)
+
+    def result(self, call: Any) -> EncodeResult:
+        """See `Transport`."""
+        return self._inner.result(call)
+
+    def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
+        """See `Transport`."""
+        self._inner.cancel(worker_id, call_id, numbers)
+
+    def suspect(self, incarnation: str) -> None:
+        """See `Transport`."""
+        self._inner.suspect(incarnation)
+
+    def release(self, lease_ids: Sequence[int]) -> None:
+        """See `Transport`."""
+        self._inner.release(lease_ids)
