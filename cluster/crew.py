@@ -60,7 +60,10 @@ class Crew(Protocol):
         """Kill its process, which starts again."""
 
     def bury(self, worker_id: str) -> None:
-        """Kill what is left of it, free its place, and let the router forget it."""
+        """Kill what is left of it, and free its place."""
+
+    def forget(self, worker_id: str) -> None:
+        """Let the router forget it."""
 
     def why_waiting(self, worker_ids: Iterable[str]) -> str:
         """What keeps workers from their places; empty when they have them."""

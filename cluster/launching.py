@@ -191,6 +191,8 @@ class RayCrew:
             ray.kill(hand.handle)
         if hand.place is not None:
             remove_placement_group(hand.place)
+
+    def forget(self, worker_id: str) -> None:
         self._router.forget.remote(worker_id)
 
     def why_waiting(self, worker_ids: Iterable[str]) -> str:

@@ -16,14 +16,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from cluster.autoscaling import LoadSample
 from cluster.config import PoolConfig
 from cluster.crew import Crew, Life, Sight
 from cluster.groups import GroupConfig
 from cluster.nodes import crowded_gpus
 from cluster.router import Member
 from cluster.status import PoolStatus, Stage, WorkerStatus
+from cluster.team import LEAVING, Post, Team
 from encoder.errors import ConfigError, EncoderPoolError, WeightsError, WorkerStartError
 from workers.messages import ErrorNote, WorkerState
 
@@ -31,39 +32,10 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 START_TICK_S = 0.05
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a worker takes a lost one's place; doubled each time
 LEASES_S = 5.0  # until a draining worker refuses what clients hold leases for
 GRACE_S = 1.0  # after a worker's last item was settled: its answer is still on the way
 END_TIMEOUT_S = 15.0  # until a process that should leave is killed
 NUM_NOTES = 8
-
-
-LEAVING = (Stage.DRAINING, Stage.ENDING)
-
-
-@dataclass(slots=True, kw_only=True)
-class Post:
-    """One worker that the pool has, or is about to have."""
-
-    worker_id: str
-    group: str
-    stage: Stage
-    since_s: float  # of the stage
-    incarnation: str | None = None
-    num_restarts: int = 0
-    error: ErrorNote | None = None
-    was_ready: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class _Team:
-    """What a group of workers has come to."""
-
-    config: GroupConfig
-    target: int
-    next_number: int = 0
-    not_before_s: float = float("-inf")  # when the next may be launched
-    pause_s: float = FIRST_PAUSE_S
 
 
 class Supervisor:
@@ -84,10 +56,11 @@ class Supervisor:
         self._hooks = list(hooks)
         self._now_s = now_s
         self._lock = threading.RLock()
-        self._teams = {group.name: _Team(config=group, target=group.num_workers) for group in groups}
+        self._teams = {group.name: Team(group) for group in groups}
         self._posts: dict[str, Post] = {}
         self._sights: Mapping[str, Sight] = {}
         self._members: dict[str, Member] = {}
+        self._num_refused = 0
         self._notes: list[str] = []
         self._started = False
         self._stop = threading.Event()
@@ -99,9 +72,8 @@ class Supervisor:
         with self._lock:
             found = Counter[str]()
             for worker_id in worker_ids:
-                group, _, number = worker_id.rpartition("-")
-                team = self._teams[group]
-                team.next_number = max(team.next_number, int(number) + 1)
+                group = worker_id.rpartition("-")[0]
+                self._teams[group].met(worker_id)
                 self._post(worker_id, group)
                 found[group] += 1
             for group, team in self._teams.items():
@@ -142,11 +114,7 @@ class Supervisor:
             least = max(least, 1 if len(self._teams) == 1 else 0)
             if not least <= num_workers <= most:
                 raise ConfigError(f"{team.config.name} may have {least} to {most} workers, got {num_workers}")
-            if num_workers > team.target:
-                wanted = {name: each.target for name, each in self._teams.items()} | {team.config.name: num_workers}
-                self._crew.check(
-                    each.config.model_copy(update={"num_workers": wanted[name]}) for name, each in self._teams.items()
-                )
+            self._check(team, num_workers)
             logger.info("%s: %d workers wanted instead of %d", team.config.name, num_workers, team.target)
             team.target = num_workers
             team.not_before_s = float("-inf")
@@ -207,6 +175,7 @@ class Supervisor:
     def tick(self) -> None:
         """Look at every worker and take each a step further."""
         self._observe()
+        self._autoscale()
         self._advance()
         for hook in self._hooks:
             hook()
@@ -216,6 +185,8 @@ class Supervisor:
         with self._lock:
             if members is not None:
                 self._members = {member.worker_id: member for member in members}
+                for worker_id in self._members.keys() - self._posts.keys():  # its last beat came after its end
+                    self._crew.forget(worker_id)
             self._sights = sights
             for post in self._posts.values():
                 sight = sights.get(post.worker_id, Sight(life=Life.DEAD, reason="its actor is gone"))
@@ -247,10 +218,11 @@ class Supervisor:
                 self._crew.restart(post.worker_id)
                 self._to(post, Stage.AWAY)
             elif member is not None and member.state is WorkerState.READY:
+                if post.stage is not Stage.READY:
+                    self._teams[post.group].got_one()
                 self._to(post, Stage.READY)
                 post.was_ready = True
                 post.error = None
-                self._teams[post.group].pause_s = FIRST_PAUSE_S
             elif post.stage is Stage.READY and (member is None or member.state is not WorkerState.READY):
                 self._to(post, Stage.AWAY)
 
@@ -263,6 +235,45 @@ class Supervisor:
                 gpus[post.worker_id] = (member.gpu_uuid, self._teams[post.group].config.gpu_share)
         for uuid, worker_id, other in crowded_gpus(gpus):
             self._lose(self._posts[worker_id], f"{other} and {worker_id} share GPU {uuid}")
+
+    def _autoscale(self) -> None:
+        """Change the targets of groups that may grow and shrink by themselves."""
+        if all(team.autoscaler is None for team in self._teams.values()):
+            return
+        num_refused = self._crew.num_refused()
+        with self._lock:
+            refused, self._num_refused = num_refused > self._num_refused, num_refused
+            for name, team in self._teams.items():
+                if team.autoscaler is None:
+                    continue
+                posts = [post for post in self._posts.values() if post.group == name]
+                if len(posts) != team.target or any(post.stage is not Stage.READY for post in posts):
+                    team.autoscaler.changed()
+                    continue
+                members = [self._members[post.worker_id] for post in posts if post.worker_id in self._members]
+                in_flight_ms = sum(member.in_flight_ms for member in members)
+                sample = LoadSample(time_s=self._now_s(), in_flight_ms=in_flight_ms, refused=refused)
+                wanted = team.autoscaler.wanted(sample, team.target)
+                if wanted != team.target:
+                    team.autoscaler.changed()
+                    self._try_target(team, wanted, f"{in_flight_ms:.0f} ms in flight")
+
+    def _try_target(self, team: Team, wanted: int, why: str) -> None:
+        try:
+            self._check(team, wanted)
+        except WorkerStartError as error:
+            self._note(f"{team.config.name} should have {wanted} workers ({why}): {error}")
+            return
+        logger.warning("%s: %d workers instead of %d, %s", team.config.name, wanted, team.target, why)
+        team.target = wanted
+
+    def _check(self, team: Team, num_workers: int) -> None:
+        """Raises WorkerStartError when the cluster could never hold so many."""
+        if num_workers > team.target:
+            wanted = {name: each.target for name, each in self._teams.items()} | {team.config.name: num_workers}
+            self._crew.check(
+                each.config.model_copy(update={"num_workers": wanted[name]}) for name, each in self._teams.items()
+            )
 
     def _advance(self) -> None:
         with self._lock:
@@ -308,16 +319,15 @@ class Supervisor:
         sight = self._sights.get(post.worker_id)
         return sight is None or sight.life is Life.DEAD or in_stage_s > GRACE_S + END_TIMEOUT_S
 
-    def _level(self, name: str, team: _Team) -> None:
+    def _level(self, name: str, team: Team) -> None:
         """Launch or take away as many workers as there are too few or too many."""
         staying = [post for post in self._posts.values() if post.group == name and post.stage not in LEAVING]
         if len(staying) < team.target and self._now_s() >= team.not_before_s:
             for _ in range(team.target - len(staying)):
-                worker_id = f"{name}-{team.next_number}"
-                team.next_number += 1
+                worker_id = team.next_id()
                 self._crew.launch(worker_id, team.config)
                 self._post(worker_id, name)
-        staying.sort(key=lambda post: (post.stage is Stage.READY, -int(post.worker_id.rpartition("-")[2])))
+        staying.sort(key=lambda post: (post.stage is Stage.READY, -post.number))
         for post in staying[: max(0, len(staying) - team.target)]:
             self._leave(post)
 
@@ -340,8 +350,7 @@ class Supervisor:
             team = self._teams[post.group]
             if self._started:
                 self._note(f"{post.worker_id} is lost: {reason}")
-                team.not_before_s = self._now_s() + team.pause_s
-                team.pause_s = min(LONGEST_PAUSE_S, 2 * team.pause_s)
+                team.lost_one(self._now_s())
         if post.error is None:
             post.error = ErrorNote(name=WorkerStartError.__name__, message=reason)
         self._to(post, Stage.LOST)
@@ -357,7 +366,7 @@ class Supervisor:
 
     # --- targets -------------------------------------------------------------------------------------------------
 
-    def _team(self, group: str | None) -> _Team:
+    def _team(self, group: str | None) -> Team:
         if group is None and len(self._teams) == 1:
             return next(iter(self._teams.values()))
         if group is None or group not in self._teams:

@@ -44,6 +44,7 @@ WITHOUT_TORCH = [
     "workers.messages",
     "cluster",
     "cluster.affinity",
+    "cluster.autoscaling",
     "cluster.cli",
     *(f"cluster.commands.{path.stem}" for path in sorted((ROOT / "cluster/commands").glob("[a-z]*.py"))),
     "cluster.config",
@@ -65,6 +66,7 @@ WITHOUT_TORCH = [
     "cluster.stats",
     "cluster.status",
     "cluster.supervisor",
+    "cluster.team",
     "cluster.traces",
     "cluster.wire",
 ]
