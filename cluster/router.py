@@ -17,7 +17,8 @@ from itertools import count
 
 from cluster.affinity import Homes, is_worth_it, seat_at_home
 from cluster.leases import Answer, Ask, Grant, Lease, LeaseRequest, Refusal, pack, unpack
-from cluster.routing import Plan, Seat, WorkerIndex, WorkerView, assign
+from cluster.routing import Plan, Seat, WorkerView, assign
+from cluster.worker_index import WorkerIndex
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig

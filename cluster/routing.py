@@ -1,31 +1,27 @@
 """Which worker takes an item: a pure choice over an index of what the router knows of each worker. No Ray, no torch.
 
-An item costs about the same on all workers that hold the same graphs for it and are as fast. `WorkerIndex` keeps such
-groups, cheapest first, for each shape seen; they change when a worker comes, goes or holds other graphs, not with
-every item. `assign` compares a few of each group (Mitzenmacher, "The power of two choices", 2001), so it takes as long
-for thousands of workers as for ten, and looks no further than the first group while no other can finish sooner.
+An item costs about the same on all workers that hold the same graphs for it and are as fast. `WorkerIndex`
+(worker_index.py) keeps such groups, cheapest first, for each shape seen. `assign` compares a few of each group
+(Mitzenmacher, "The power of two choices", 2001), so it takes as long for thousands of workers as for ten, and looks no
+further than the first group while no other can finish sooner.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 from cluster.leases import Grant, Refusal
-from encoder.types import AxisKeys, Capacity, Grid, SegmentShape
+from encoder.types import Grid
 from workers.costs import CostTable, Quote
 from workers.messages import WorkerState
 
 NO_WORKER_RETRY_MS = 200.0
 TIE = 0.05  # of an item's cost: costs are measured, so equals differ a little
 ROUNDS, SPAN = 4, 64  # how often pairs drawn by lot are used, and how many are drawn at once at least
-ALIKE = 1.25  # costs within this factor make one group
-SPEED_STEP = math.log(1.5)  # workers are grouped by speed in such steps before anything is priced
-MAX_REMEMBERED_PLANS = 8192
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -61,20 +57,30 @@ class Seat:
 
 
 class Group:
-    """Workers on which a shape costs about the same. Each is priced when it is first drawn."""
+    """Workers on which a shape costs about the same. Each is looked up and priced when it is first drawn."""
 
-    __slots__ = ("_grids", "_seats", "_workers", "floor_ms", "pairs")
+    __slots__ = ("_find", "_grids", "_seats", "_workers", "floor_ms", "pairs")
 
-    def __init__(self, grids: tuple[Grid, ...], workers: list[WorkerView], floor_ms: float, rng: random.Random) -> None:
+    def __init__(
+        self, grids: tuple[Grid, ...], find: Callable[[], list[WorkerView]], floor_ms: float, rng: random.Random
+    ) -> None:
+        """`find` gives its workers, at least one; it is called once, if at all."""
         self._grids = grids
-        self._workers = workers
-        self._seats: list[Seat | None] = [None] * len(workers)
+        self._find = find
+        self._workers: list[WorkerView] = []
+        self._seats: list[Seat | None] = []
         self.floor_ms = floor_ms  # the least cost known
         self.pairs = chain.from_iterable(self._rounds(rng))
 
+    def _load(self) -> int:
+        if not self._workers:
+            self._workers = self._find()
+            self._seats = [None] * len(self._workers)
+        return len(self._workers)
+
     def seats(self) -> Iterator[Seat]:
         """Every worker once."""
-        return map(self._seat, range(len(self._workers)))
+        return map(self._seat, range(self._load()))
 
     def _seat(self, index: int) -> Seat:
         seat = self._seats[index]
@@ -91,10 +97,8 @@ class Group:
         stands some way behind it, each time another way. So nobody is passed over by bad luck, and a pair costs no
         random number of its own.
         """
-        size = len(self._workers)
-        order = list(range(size))
-        rng.shuffle(order)
-        yield ((self._seat(index), self._seat(order[place - 1])) for place, index in enumerate(order))
+        size = self._load()
+        yield self._first_round(size, rng)
         seats = list(self.seats())
         num_turns = max(1, SPAN // size)
         while True:
@@ -107,6 +111,15 @@ class Group:
                     behind += seats[:shift]
                 for _ in range(ROUNDS):
                     yield zip(seats * num_turns, behind, strict=True)
+
+    def _first_round(self, size: int, rng: random.Random) -> Iterator[tuple[Seat, Seat]]:
+        """In steps of equal length around the circle, which takes no time to prepare: who is never drawn costs none."""
+        place, step = rng.randrange(size), rng.randrange(size)
+        while math.gcd(step, size) != 1:
+            step = rng.randrange(size)
+        for _ in range(size):
+            before, place = place, (place + step) % size
+            yield self._seat(place), self._seat(before)
 
 
 class Plan:
@@ -124,96 +137,6 @@ class Plan:
 
 Choice = tuple[Seat, "Seat | None"]
 """The worker for an item, and who would be next."""
-
-
-class WorkerIndex:
-    """The workers that may get leases, by the graphs they hold."""
-
-    def __init__(
-        self,
-        *,
-        axis_choices: Callable[[Grid], list[AxisKeys]],
-        measure: Callable[[Grid], SegmentShape],
-        rng: random.Random,
-    ) -> None:
-        self._axis_choices = axis_choices
-        self._measure = measure
-        self._rng = rng
-        self._views: dict[int, WorkerView] = {}  # by slot; slots order a group, so that a seed tells all
-        self._slots: dict[WorkerView, int] = {}
-        self._next_slot = 0
-        self._holders: dict[AxisKeys, dict[tuple[Capacity, ...], set[int]]] = defaultdict(dict)
-        self._by_speed: dict[int, set[int]] = defaultdict(set)
-        self._splits: dict[Grid, list[set[int]]] = {}
-        self._plans: dict[tuple[Grid, ...], Plan] = {}
-
-    def __contains__(self, view: WorkerView) -> bool:
-        return view in self._slots
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def add(self, view: WorkerView) -> None:
-        """Let it get leases. Its cost table must stay the same until it is removed."""
-        slot = self._slots[view] = self._next_slot
-        self._next_slot += 1
-        self._views[slot] = view
-        for slots in self._sets_of(view):
-            slots.add(slot)
-        self._forget()
-
-    def remove(self, view: WorkerView) -> None:
-        """No more leases for it."""
-        slot = self._slots.pop(view)
-        del self._views[slot]
-        for slots in self._sets_of(view):
-            slots.discard(slot)
-        self._forget()
-
-    def _sets_of(self, view: WorkerView) -> Iterator[set[int]]:
-        yield self._by_speed[round(math.log(max(view.costs.eager_ms_per_patch, 1e-9)) / SPEED_STEP)]
-        for axis_keys, ladder in view.costs.ladders.items():
-            yield self._holders[axis_keys].setdefault(tuple(graph.capacity for graph in ladder), set())
-
-    def _forget(self) -> None:
-        self._splits.clear()
-        self._plans.clear()
-
-    def plan(self, grids: tuple[Grid, ...]) -> Plan:
-        """The groups for items of this shape."""
-        plan = self._plans.get(grids)
-        if plan is None:
-            if len(self._plans) >= MAX_REMEMBERED_PLANS:
-                self._plans.clear()
-            plan = self._plans[grids] = self._plan(grids)
-        return plan
-
-    def _plan(self, grids: tuple[Grid, ...]) -> Plan:
-        blocks = [slots for slots in self._by_speed.values() if slots]
-        for grid in dict.fromkeys(grids):
-            blocks = [both for part in self._split(grid) for block in blocks if (both := block & part)]
-        priced = sorted((self._views[min(slots)].costs.quote(grids).cost_ms, min(slots), slots) for slots in blocks)
-        groups: list[Group] = []
-        while priced:
-            floor_ms = priced[0][0]
-            alike = [slots for cost_ms, _, slots in priced if cost_ms <= ALIKE * floor_ms]
-            workers = [self._views[slot] for slot in sorted(set().union(*alike))]
-            groups.append(Group(grids, workers, floor_ms, self._rng))
-            del priced[: len(alike)]
-        return Plan(groups)
-
-    def _split(self, grid: Grid) -> list[set[int]]:
-        """The workers by the graphs that a segment of this grid would go to; the last ones run it eagerly."""
-        parts = self._splits.get(grid)
-        if parts is None:
-            parts, left, shape = [], set(self._views), self._measure(grid)
-            for axis_keys in self._axis_choices(grid):
-                for capacities, slots in self._holders.get(axis_keys, {}).items():
-                    if any(capacity.admits(shape) for capacity in capacities):
-                        parts.append(left & slots)
-                        left = left - slots
-            self._splits[grid] = parts = [part for part in (*parts, left) if part]
-        return parts
 
 
 def assign(plan: Plan, exclude: Collection[str] = ()) -> Choice | Refusal:

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cluster.leases import Lease, LeaseRequest, Refusal, pack, unpack
 from cluster.router import Router
-from cluster.routing import Seat, WorkerIndex, WorkerView, assign, scan
+from cluster.routing import Seat, WorkerView, assign, scan
+from cluster.worker_index import WorkerIndex
 from encoder.packing import GraphView
 from encoder.types import ItemShape
 from workers.costs import CostTable
