@@ -1,4 +1,4 @@
-"""Arguments of the command line to image files: folders, patterns, stable order, ids."""
+"""Arguments of the command line to image and video files: folders, patterns, stable order, ids."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from glob import glob, has_magic
 
 from encoder.errors import ConfigError
 from encoder.media import SUFFIXES
+from encoder.video import SUFFIXES as VIDEO_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +27,13 @@ class Source:
     path: str  # as given, or as found below what was given
 
 
-def find_sources(arguments: Sequence[str]) -> list[Source]:
+def find_sources(arguments: Sequence[str], *, videos: bool = False) -> list[Source]:
     """Every file that the arguments stand for, in their order.
 
     A file is taken as it is, whatever its name. Folders are searched to the bottom and patterns are expanded, both
-    in the order of their names; of what they hold, hidden files and files without an image's ending are skipped,
-    unless the pattern itself names the ending; a warning counts those with the ending of a kind of image that is
-    never read. A file that is named twice is encoded twice.
+    in the order of their names; of what they hold, hidden files and files without an image's ending (or, with `videos`,
+    a video's) are skipped, unless the pattern itself names the ending; a warning counts those with the ending of a
+    kind of image that is never read. A file that is named twice is encoded twice.
 
     Raises ConfigError when an argument does not exist or matches nothing, a folder cannot be listed, or no image is
     left.
@@ -41,8 +42,9 @@ def find_sources(arguments: Sequence[str]) -> list[Source]:
     if absent:
         more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
         raise ConfigError(f"no such file or folder: {', '.join(absent[:5])}{more}")
+    endings = SUFFIXES | VIDEO_SUFFIXES if videos else SUFFIXES
     skipped: list[str] = []
-    paths = [path for argument in arguments for path in _files_of(argument, skipped)]
+    paths = [path for argument in arguments for path in _files_of(argument, endings, skipped)]
     refused = [path for path in skipped if _ending(path) in SUFFIXES_OF_REFUSED_IMAGES]
     if refused:
         logger.warning(
@@ -53,7 +55,8 @@ def find_sources(arguments: Sequence[str]) -> list[Source]:
         )
     if not paths:
         raise ConfigError(
-            f"no images in {', '.join(arguments[:5])}: folders are searched for {' '.join(sorted(SUFFIXES))}"
+            f"no images{' or videos' * videos} in {', '.join(arguments[:5])}: "
+            f"folders are searched for {' '.join(sorted(endings))}"
         )
     return _with_ids(paths)
 
@@ -75,10 +78,10 @@ def _once_each(paths: Sequence[str]) -> list[str]:
     return sorted(nearest.values())
 
 
-def _files_of(argument: str, skipped: list[str]) -> Iterator[str]:
+def _files_of(argument: str, endings: Set[str], skipped: list[str]) -> Iterator[str]:
     """The files of one argument; what is left out for its ending goes to `skipped`."""
     if os.path.isdir(argument):
-        yield from _images_below(argument, skipped)
+        yield from _media_below(argument, endings, skipped)
     elif os.path.exists(argument):
         yield argument
     else:
@@ -87,22 +90,22 @@ def _files_of(argument: str, skipped: list[str]) -> Iterator[str]:
         in_folders = "**" in argument  # then a folder's files are matched beside it
         for match in _matches(argument):
             if not os.path.isdir(match):
-                if names_ending or _ending(match) in SUFFIXES:
+                if names_ending or _ending(match) in endings:
                     yield match
                 else:
                     skipped.append(match)
             elif not in_folders:
-                yield from _images_below(match, skipped)
+                yield from _media_below(match, endings, skipped)
 
 
-def _images_below(folder: str, skipped: list[str]) -> Iterator[str]:
+def _media_below(folder: str, endings: Set[str], skipped: list[str]) -> Iterator[str]:
     for parent, folders, files in os.walk(folder, onerror=_cannot_list):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
             if name.startswith("."):
                 continue
             path = os.path.join(parent, name)
-            if _ending(name) in SUFFIXES:
+            if _ending(name) in endings:
                 yield path
             else:
                 skipped.append(path)

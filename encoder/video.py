@@ -78,6 +78,7 @@ def probe_video(data: bytes, *, max_pixels: int, limits: VideoConfig) -> MediaHe
         format="MP4" if "mp4" in names else names[0].upper(),
         num_frames=num_frames,
         frames_per_s=frames_per_s,
+        note=f"video of {num_frames} frames, {frames_per_s:.4g} a second",
     )
 
 

@@ -17,13 +17,13 @@ def add(commands: Commands) -> None:
     """Declare the command."""
     encode = commands.add_parser(
         "encode",
-        help="encode images into one embedding each",
+        help="encode images and videos into one embedding each",
         description="Encode files, folders and patterns; write DIR/manifest.jsonl and DIR/part-*.safetensors. "
         "Uses the Ray cluster that RAY_ADDRESS names, or one of its own on this machine. "
         "An interrupted run keeps what it has. Exit status: 0 all encoded, 1 some failed, 2 wrong usage.",
     )
     encode.add_argument(
-        "paths", nargs="+", metavar="PATH", help="an image, a folder (searched to the bottom), a pattern"
+        "paths", nargs="+", metavar="PATH", help="an image or video, a folder (searched to the bottom), a pattern"
     )
     encode.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
     encode.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
@@ -41,9 +41,11 @@ def add(commands: Commands) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Encode what the paths name."""
     from cluster.sources import find_sources
+    from encoder.adapters.registry import resolve_model
 
-    sources = find_sources(parsed.paths)
     config = _config(parsed)
+    takes = resolve_model(config.worker.encoder.model).family.modalities
+    sources = find_sources(parsed.paths, videos="video" in takes)
     from cluster.encode_files import encode_files
 
     summary = encode_files(sources, parsed.out, config, overwrite=parsed.overwrite)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clips import make_clip
 from safetensors import safe_open
 
 ROOT = Path(__file__).parents[2]
@@ -79,3 +80,29 @@ def test_an_interrupted_run_leaves_what_was_encoded(
     assert len({line["id"] for line in lines}) == len(lines)
     assert rows(out, lines[-1]) == lines[-1]["num_tokens"]
     assert sorted(path.name for path in out.iterdir()) == ["manifest.jsonl", "part-00000.safetensors"]
+
+
+@pytest.mark.timeout(180)
+def test_clips_and_pictures_go_through_one_pool(save_picture: Callable[..., Path], tmp_path: Path) -> None:
+    """A clip longer than any graph, a picture, a clip without frames and half a clip."""
+    save_picture("media/b.png", 200, 150)
+    whole = make_clip(40, (320, 240), fps=2)
+    (tmp_path / "media/a.mp4").write_bytes(whole)
+    (tmp_path / "media/c.mp4").write_bytes(make_clip(0))
+    (tmp_path / "media/d.mp4").write_bytes(whole[: len(whole) // 2])
+    config = tmp_path / "pool.yaml"
+    config.write_text(
+        "num_workers: 1\n"
+        "worker: {device: cpu, encoder: {model: tiny-qwen2.5-vl, token_budgets: [512], video: {max_frames: 16}}}\n"
+    )
+    out = tmp_path / "out"
+    process = start("encode", str(tmp_path / "media"), "--out", str(out), "--config", str(config))
+    _, stderr = process.communicate(timeout=150)
+    assert process.returncode == 1, stderr
+    clip, picture, *broken = manifest(out)
+    assert clip["status"] == picture["status"] == "ok", stderr
+    assert len(clip["grids"]) == 8
+    assert clip["note"] == "video of 40 frames, 2 a second"
+    assert rows(out, clip) == clip["num_tokens"] > 512
+    assert rows(out, picture) == picture["num_tokens"] == 35
+    assert [line["error"]["type"] for line in broken] == ["BadMediaError"] * 2

@@ -134,3 +134,11 @@ def test_names_that_are_no_unicode_are_found(tmp_path: Path) -> None:
     (tmp_path / name.decode("utf-8", "surrogateescape")).touch()
     (source,) = find_sources([str(tmp_path)])
     assert source.id.startswith("caf-")
+
+
+def test_folders_are_searched_for_videos_where_the_model_takes_them(tmp_path: Path) -> None:
+    for name in ("a.jpg", "b.mp4", "c.webm", "d.txt"):
+        (tmp_path / name).touch()
+    assert [Path(source.path).name for source in find_sources([str(tmp_path)])] == ["a.jpg"]
+    found = [Path(source.path).name for source in find_sources([str(tmp_path)], videos=True)]
+    assert found == ["a.jpg", "b.mp4", "c.webm"]
