@@ -16,6 +16,7 @@ from cluster.leasing import MAX_RETRY_S, Leasing
 from cluster.transport import WorkerAway, WorkerGone
 from encoder.errors import EncoderPoolError, PoisonItemError, PoolClosedError, PoolSaturatedError, WorkerLostError
 from workers.messages import EncodeBatch, EncodeItem, EncodeResult
+from workers.priority import Priority
 
 if TYPE_CHECKING:
     from cluster.client import Client
@@ -30,6 +31,7 @@ class Call:
     incarnation: str
     items: list[Item]
     sent_s: float
+    priority: Priority
     is_trial: bool  # its one item was on a dying worker
 
 
@@ -49,23 +51,34 @@ class Calls:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def count(self, priority: Priority) -> int:
+        """How many are of this priority."""
+        return sum(call.priority is priority for call in self._calls.values())
+
     def send(self) -> None:
         """Fill the free call slots of each worker."""
-        calls_by_worker = Counter(call.worker_id for call in self._calls.values())
-        for worker_id in self._leasing.workers():
-            while calls_by_worker[worker_id] < self._config.calls_per_worker:
-                items = self._leasing.take(worker_id)
+        num_calls = Counter((call.worker_id, call.priority) for call in self._calls.values())
+        for seat in self._leasing.seats():
+            while num_calls[seat] < self._config.calls_per_worker:
+                items = self._leasing.take(seat)
                 if not items:
                     break
-                self._start(worker_id, items)
-                calls_by_worker[worker_id] += 1
+                self._start(seat[0], items)
+                num_calls[seat] += 1
 
     def _start(self, worker_id: str, items: list[Item]) -> None:
         now_s = time.monotonic()
         call_id = f"{self._name}-{next(self._numbers)}"
-        batch = EncodeBatch(call_id=call_id, items=tuple(_to_wire(item, now_s) for item in items))
-        assert items[0].lease is not None
-        call = Call(call_id, worker_id, items[0].lease.incarnation, items, now_s, is_trial=items[0].deaths > 0)
+        first = items[0]
+        batch = EncodeBatch(
+            call_id=call_id,
+            items=tuple(_to_wire(item, now_s) for item in items),
+            priority=first.priority,
+            client=self._client.client_id,
+        )
+        assert first.lease is not None
+        is_trial = first.is_suspect
+        call = Call(call_id, worker_id, first.lease.incarnation, items, now_s, first.priority, is_trial)
         try:
             self._calls[self._transport.start(worker_id, batch)] = call
         except PoolSaturatedError as error:
@@ -132,29 +145,31 @@ class Calls:
             elif isinstance(error, PoolClosedError):
                 self._leasing.retry_elsewhere([item])
             elif isinstance(error, WorkerLostError):
-                self._blame(item, str(error))
+                self._blame(item, call, str(error))
             else:
                 self._items.fail(item, error)
 
     def _bury(self, call: Call, reason: str) -> None:
         """The call's worker died, or is as good as dead."""
         self._leave(call)
+        if not call.is_trial:
+            self._client.trials.note_death(call.incarnation)
         for item in call.items:
-            self._blame(item, reason)
+            self._blame(item, call, reason)
 
     def _leave(self, call: Call) -> None:
         """Send nothing more to the call's worker."""
         self._transport.suspect(call.incarnation)
         self._leasing.leave(call.worker_id)
 
-    def _blame(self, item: Item, reason: str) -> None:
-        item.deaths += 1
-        item.refused_s = None
-        if item.deaths < self._config.poison_after:
+    def _blame(self, item: Item, call: Call, reason: str) -> None:
+        num_deaths = self._client.trials.blame(item.encoded, call.incarnation)
+        item.is_suspect, item.refused_s = True, None
+        if len(call.items) > 1 or num_deaths < self._config.poison_after:
             self._leasing.retry_elsewhere([item])
             return
         name = self._client.trials.quarantine(item.encoded)
-        poison = PoisonItemError(f"item {name} was on {item.deaths} workers that died (last: {reason})")
+        poison = PoisonItemError(f"workers died with item {name} on board, the last one with nothing else: {reason}")
         self._items.fail(item, poison)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable
+import uuid
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cluster.config import PoolConfig
+from cluster.leases import Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.presence import Presence
 from cluster.traces import TraceRecord, TraceWriter
 from cluster.transport import Transport
 from cluster.trials import Trials
@@ -33,9 +36,12 @@ from encoder.errors import (
 from encoder.items import max_item_bytes, probe_item
 from encoder.media import MediaHeader
 from encoder.types import ItemShape
+from workers.priority import Priority
 
 if TYPE_CHECKING:
     import torch
+
+HELLOS_PER_TIMEOUT = 5
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 """A path, or the encoded bytes themselves."""
@@ -80,18 +86,24 @@ class Client:
         self.transport = transport
         self.num_workers = num_workers
         self.closed = False
-        self.trials = Trials()
+        self.client_id = uuid.uuid4().hex
+        self.trials = Trials(quarantine_s=config.quarantine_s, tell=transport.quarantine)
+        self.presence = Presence(
+            lambda: transport.hello(self.client_id), interval_s=config.client_timeout_s / HELLOS_PER_TIMEOUT
+        )
 
-    def encode(self, source: Source, *, timeout_s: float | None = None) -> Embedding:
+    def encode(
+        self, source: Source, *, timeout_s: float | None = None, priority: str = Priority.INTERACTIVE
+    ) -> Embedding:
         """Encode one image. Raises its typed error."""
-        (outcome,) = self.encode_many([source], timeout_s=timeout_s)
+        (outcome,) = self.encode_many([source], timeout_s=timeout_s, priority=priority)
         if outcome.error is not None:
             raise outcome.error
         assert outcome.embedding is not None
         return outcome.embedding
 
     def encode_many(
-        self, sources: Iterable[Source], *, timeout_s: float | None = None
+        self, sources: Iterable[Source], *, timeout_s: float | None = None, priority: str = Priority.BATCH
     ) -> Generator[Outcome, None, None]:
         """Encode images as they come and hand out the outcomes in the same order.
 
@@ -100,12 +112,14 @@ class Client:
 
         Args:
             timeout_s: deadline of each item, from the moment it is read.
+            priority: "interactive" items pass "batch" items that wait, for as long as `batch_patience_s` of the
+                workers says.
         """
         from cluster.ordered import encode_in_order
 
         if self.closed:
             raise PoolClosedError("the pool is closed")
-        yield from self._traced(encode_in_order(self, sources, timeout_s=timeout_s))
+        yield from self._traced(encode_in_order(self, sources, timeout_s=timeout_s, priority=Priority(priority)))
 
     def _traced(self, outcomes: Generator[Outcome, None, None]) -> Generator[Outcome, None, None]:
         """The same outcomes, noted in the configured trace file."""
@@ -126,6 +140,13 @@ class Client:
                         )
                     )
                 yield outcome
+
+    def assign(self, requests: Sequence[LeaseRequest], priority: Priority) -> list[Lease | Refusal]:
+        """A lease or a refusal for each request; on the way the router's quarantine is heard."""
+        ask = pack(requests, priority=priority, client=self.client_id, edition=self.trials.heard)
+        answer = self.transport.lease(ask)
+        self.trials.hear(answer.news)
+        return unpack(answer)
 
     def read(self, source: Source) -> tuple[np.ndarray, MediaHeader, ItemShape]:
         """Load a source once and probe its header. Raises BadMediaError, MediaTooLargeError or PoisonItemError."""

@@ -97,8 +97,15 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     trace_file: Path | None = None
     """Where clients of the pool note each item and what became of it, for `encpool plan`. None: nowhere."""
 
+    client_timeout_s: float = Field(default=10.0, ge=0.5, le=MAX_S)
+    """A client not heard of for this long is gone: its leases end, and workers drop what they hold of it."""
+
+    quarantine_s: float = Field(default=3600.0, gt=0, le=MAX_S)
+    """How long content that workers died of is refused."""
+
     poison_after: int = Field(default=2, ge=1)
-    """Dying workers an item may have been on before it is tried no more."""
+    """Workers that may die with an item on board, the last one when it was alone in its call, before it is tried no
+    more. Where workers die for other reasons at the same time, it may be up to two more."""
 
     @property
     def caches(self) -> bool:

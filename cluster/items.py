@@ -18,6 +18,7 @@ from encoder.errors import EncoderPoolError
 from encoder.types import ItemShape
 from workers.cache_keys import content_digest, short_digest
 from workers.messages import EncodeResult, ItemResult
+from workers.priority import Priority
 
 
 @dataclass(eq=False)  # no slots: the digest is kept
@@ -31,9 +32,10 @@ class Item:
     read_s: float
     timeout_s: float | None
     on_end: Callable[[Outcome], None]  # called once, in the thread that steps
+    priority: Priority = Priority.INTERACTIVE
     not_before_s: float = 0.0
     refused_s: float | None = None  # since when nobody takes it
-    deaths: int = 0  # workers that died with it on board
+    is_suspect: bool = False  # it was on a worker that died
     exclude: set[str] = field(default_factory=set)
     lease: Lease | None = None
     is_open: bool = True

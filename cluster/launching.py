@@ -77,6 +77,7 @@ class RayCrew:
             .remote(
                 self._config.worker.encoder,
                 lease_timeout_s=self._config.lease_timeout_s,
+                client_timeout_s=self._config.client_timeout_s,
                 silent_timeout_s=self._config.silent_timeout_s,
             )
         )

@@ -10,17 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cluster.quarantine import Edition, News
 from encoder.types import Grid, ItemShape
-
-Ask = tuple[list[tuple[Grid, ...]], list[int], dict[int, frozenset[str]], list[int]]
-"""The distinct shapes' grids, which of them each item has, the exclusions of the items that have some, and a digest of
-each item's content; of no item when no worker has a cache."""
+from workers.priority import Priority
 
 Grant = tuple[str, str, str | None, float]
 """Worker, incarnation, graph and cost."""
-
-Answer = tuple[int, "list[Grant | Refusal]"]
-"""First item's lease id, the others' follow, and what became of each item."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +23,7 @@ class LeaseRequest:
     """One item that a client wants to send."""
 
     shape: ItemShape
+    num_bytes: int = 0  # encoded
     exclude: Collection[str] = frozenset()  # incarnations of workers it must not go to
     digest: int = 0  # of its content, when the pool's workers have caches: `workers.cache_keys.short_digest`
 
@@ -51,19 +47,52 @@ class Lease(NamedTuple):  # many are made: a tuple costs a third of a frozen dat
     cost_ms: float
 
 
-def pack(requests: Sequence[LeaseRequest]) -> Ask:
+class Ask(NamedTuple):
+    """Items of one priority that a client wants to send, as they travel."""
+
+    shapes: list[tuple[Grid, ...]]  # each distinct one once
+    which: list[int]  # of them each item has
+    sizes: list[int]  # of each item, in encoded bytes
+    excluded: dict[int, frozenset[str]]  # exclusions of the items that have some
+    digests: list[int]  # of each item's content; of no item when no worker has a cache
+    priority: Priority = Priority.BATCH
+    client: str = ""  # who asks
+    edition: Edition | None = None  # of the quarantine that it knows
+
+
+class Answer(NamedTuple):
+    """What became of each item, as it travels."""
+
+    first: int  # lease id of the first item; the others' follow
+    entries: list[Grant | Refusal]
+    news: News | None = None  # of the quarantine, when the client's edition is not the latest
+
+
+def pack(
+    requests: Sequence[LeaseRequest],
+    *,
+    priority: Priority = Priority.BATCH,
+    client: str = "",
+    edition: Edition | None = None,
+) -> Ask:
     """Requests as they travel."""
     numbers: dict[tuple[Grid, ...], int] = {}
-    which = [numbers.setdefault(request.shape.grids, len(numbers)) for request in requests]
-    excluded = {index: frozenset(request.exclude) for index, request in enumerate(requests) if request.exclude}
     digests = [request.digest for request in requests]
-    return list(numbers), which, excluded, digests if any(digests) else []
+    return Ask(
+        which=[numbers.setdefault(request.shape.grids, len(numbers)) for request in requests],
+        shapes=list(numbers),
+        sizes=[request.num_bytes for request in requests],
+        excluded={index: frozenset(request.exclude) for index, request in enumerate(requests) if request.exclude},
+        digests=digests if any(digests) else [],
+        priority=priority,
+        client=client,
+        edition=edition,
+    )
 
 
 def unpack(answer: Answer) -> list[Lease | Refusal]:
     """A lease or a refusal for each request, in order."""
-    first, entries = answer
     return [
         entry if isinstance(entry, Refusal) else Lease(lease_id, *entry)
-        for lease_id, entry in enumerate(entries, first)
+        for lease_id, entry in enumerate(answer.entries, answer.first)
     ]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from cluster.items import Item, OpenItems
 from cluster.leases import Lease, LeaseRequest, Refusal
 from encoder.errors import DeadlineError, PoisonItemError, PoolSaturatedError, WorkerLostError
+from workers.priority import Priority
 
 if TYPE_CHECKING:
     from cluster.client import Client
+
+Seat = tuple[str, Priority]
+"""A worker, and of which priority the calls are that items wait for."""
 
 MIN_RETRY_S, MAX_RETRY_S = 0.01, 0.5
 TRIAL_RETRY_S = 0.05
@@ -27,72 +32,81 @@ class Leasing:
         self._items = items
         self._says_content = client.config.caches
         self._waiting: deque[Item] = deque()
-        self._leased: dict[str, deque[Item]] = {}  # by worker, until one of its call slots is free
-        self._num_poison = client.trials.num_poison
+        self._leased: dict[Seat, deque[Item]] = {}  # by worker, until one of its call slots is free
+        self._poison = client.trials.edition
 
     def add(self, item: Item) -> None:
         """An item that was just opened."""
         self._waiting.append(item)
 
-    def ask(self, *, num_calls: int, num_slots: int, more: bool) -> None:
+    def ask(self, free_slots: Mapping[Priority, int], *, is_idle: bool, more: bool) -> None:
         """Ask for as many leases as the free call slots can carry.
 
         Args:
-            num_calls: calls under way.
-            num_slots: calls that could be.
+            free_slots: calls that may be started.
+            is_idle: no call is under way.
             more: other items come at once, so that a call that is not full may wait for them.
         """
-        now_s = time.monotonic()
-        self._drop_overdue(now_s)
+        self._drop_overdue(time.monotonic())
         self._drop_poison()
+        for priority, num_slots in free_slots.items():
+            self._ask(priority, num_slots, is_idle=is_idle, more=more)
+        self._drop_poison()  # the router may have told of some
+
+    def _ask(self, priority: Priority, num_slots: int, *, is_idle: bool, more: bool) -> None:
+        now_s = time.monotonic()
         per_call = self._config.items_per_call
-        num_leased = sum(len(queue) for queue in self._leased.values())
-        num_wanted = (num_slots - num_calls) * per_call - num_leased
-        ripe = [item for item in self._waiting if item.not_before_s <= now_s][: max(0, num_wanted)]
-        if not ripe or (len(ripe) < per_call and num_calls and more):
+        num_leased = sum(len(queue) for seat, queue in self._leased.items() if seat[1] is priority)
+        num_wanted = max(0, num_slots * per_call - num_leased)
+        waiting = (item for item in self._waiting if item.priority is priority and item.not_before_s <= now_s)
+        ripe = list(islice(waiting, num_wanted))
+        if not ripe or (len(ripe) < per_call and not is_idle and more):
             return  # full calls are cheaper; a short one goes when nothing more comes, or nobody works
-        answers = self._client.transport.assign(
-            [
-                LeaseRequest(
-                    shape=item.shape, exclude=frozenset(item.exclude), digest=item.digest if self._says_content else 0
-                )
-                for item in ripe
-            ]
-        )
+        requests = [
+            LeaseRequest(
+                shape=item.shape,
+                num_bytes=item.encoded.nbytes,
+                exclude=frozenset(item.exclude),
+                digest=item.digest if self._says_content else 0,
+            )
+            for item in ripe
+        ]
+        answers = self._client.assign(requests, priority)
         taken: set[Item] = set()
         for item, answer in zip(ripe, answers, strict=True):
             if isinstance(answer, Lease):
                 item.lease = answer
-                if item.deaths and not self._client.trials.begin(answer.worker_id):
+                if item.is_suspect and not self._client.trials.begin(answer.worker_id):
                     self._client.transport.release([answer.lease_id])
                     item.not_before_s = time.monotonic() + TRIAL_RETRY_S
                     continue
-                self._leased.setdefault(answer.worker_id, deque()).append(item)
+                self._leased.setdefault((answer.worker_id, priority), deque()).append(item)
                 taken.add(item)
-            elif self._refused(item, answer, time.monotonic(), behind_own=bool(taken or num_calls)):
+            elif self._refused(item, answer, time.monotonic(), behind_own=bool(taken or not is_idle)):
                 taken.add(item)
         self._waiting = deque(item for item in self._waiting if item not in taken)
 
-    def workers(self) -> list[str]:
-        """Workers that leased items wait for."""
-        return [worker_id for worker_id, queue in self._leased.items() if queue]
+    def seats(self) -> list[Seat]:
+        """Where leased items wait."""
+        return [seat for seat, queue in self._leased.items() if queue]
 
-    def take(self, worker_id: str) -> list[Item]:
-        """Items for the next call to a worker; none when none wait for it.
+    def take(self, seat: Seat) -> list[Item]:
+        """Items for the next call; none when none wait there.
 
         An item that was on a dying worker goes in a call of its own, and no other such item of any stream is there:
         should it kill this one too, nobody else is blamed.
         """
-        queue = self._leased[worker_id]
-        suspects = [item for item in queue if item.deaths]
+        queue = self._leased[seat]
+        suspects = [item for item in queue if item.is_suspect]
         items = suspects[:1] or list(queue)[: self._config.items_per_call]
         for item in items:
             queue.remove(item)
         return items
 
-    def next_retry_s(self) -> float:
+    def next_retry_s(self, priorities: Sequence[Priority]) -> float:
         """When the first of those that wait may be asked for again; infinite when none wait."""
-        return min((item.not_before_s for item in self._waiting), default=float("inf"))
+        waiting = (item.not_before_s for item in self._waiting if item.priority in priorities)
+        return min(waiting, default=float("inf"))
 
     def come_back(self, items: Sequence[Item], refusal: Refusal, now_s: float, *, behind_own: bool = False) -> None:
         """Nobody takes these items now: they wait, in their old place, or fail after having waited too long."""
@@ -131,7 +145,7 @@ class Leasing:
 
     def leave(self, worker_id: str) -> None:
         """What waits for a call slot of this worker goes elsewhere."""
-        unsent = list(self._leased.pop(worker_id, ()))
+        unsent = [item for priority in Priority for item in self._leased.pop((worker_id, priority), ())]
         self.give_back(unsent)
         self.retry_elsewhere(unsent)
 
@@ -141,7 +155,7 @@ class Leasing:
         if leases:
             self._client.transport.release([lease.lease_id for lease in leases])
         for item, lease in zip(items, leases, strict=True):
-            if item.deaths:
+            if item.is_suspect:
                 self._client.trials.end(lease.worker_id)
 
     def cancel(self, dropped: Collection[Item]) -> None:
@@ -168,9 +182,9 @@ class Leasing:
 
     def _drop_poison(self) -> None:
         """Look again at what waits whenever more content is in quarantine: copies of it may be here."""
-        if self._num_poison == self._client.trials.num_poison:
+        if self._poison == self._client.trials.edition:
             return
-        self._num_poison = self._client.trials.num_poison
+        self._poison = self._client.trials.edition
         for queue in (self._waiting, *self._leased.values()):
             for item in list(queue):
                 try:

@@ -11,6 +11,7 @@ from cluster.client import Outcome, Source
 from cluster.items import Item
 from cluster.stream import Stream
 from encoder.errors import EncoderPoolError, PoolClosedError
+from workers.priority import Priority
 
 if TYPE_CHECKING:
     from cluster.client import Client
@@ -19,10 +20,10 @@ READ_SLICE_S = 0.02  # reading pauses this often to look after calls
 
 
 def encode_in_order(
-    client: Client, sources: Iterable[Source], *, timeout_s: float | None
+    client: Client, sources: Iterable[Source], *, timeout_s: float | None, priority: Priority
 ) -> Generator[Outcome, None, None]:
     """Outcomes in the order of the sources. All work is done in the caller's thread, whenever it asks for the next."""
-    ordered = _Ordered(client, sources, timeout_s)
+    ordered = _Ordered(client, sources, timeout_s, priority)
     try:
         yield from ordered.outcomes()
     finally:
@@ -32,12 +33,13 @@ def encode_in_order(
 class _Ordered:
     """What was read, what is done, and what was handed out."""
 
-    def __init__(self, client: Client, sources: Iterable[Source], timeout_s: float | None) -> None:
+    def __init__(self, client: Client, sources: Iterable[Source], timeout_s: float | None, priority: Priority) -> None:
         self.stream = Stream(client)
         self._client = client
         self._config = client.config
         self._sources = enumerate(sources)
         self._timeout_s = timeout_s
+        self._priority = priority
         self._exhausted = False
         self._broken: Exception | None = None  # what the caller's iterator raised
         self._num_read = 0
@@ -97,6 +99,7 @@ class _Ordered:
                     note=header.note,
                     read_s=read_s,
                     timeout_s=self._timeout_s,
+                    priority=self._priority,
                     on_end=partial(self._done.__setitem__, index),
                 )
             )

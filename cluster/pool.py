@@ -26,6 +26,7 @@ from cluster.supervisor import Supervisor
 from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import WorkerLostError, WorkerStartError
+from workers.priority import Priority
 
 logger = logging.getLogger(__name__)
 
@@ -132,12 +133,14 @@ class EncoderPool:
         """What encodes through this pool, for those who bring streams of their own."""
         return self._client
 
-    def encode(self, source: Source, *, timeout_s: float | None = None) -> Embedding:
+    def encode(
+        self, source: Source, *, timeout_s: float | None = None, priority: str = Priority.INTERACTIVE
+    ) -> Embedding:
         """Encode one image, given as a path or as its bytes. Raises its typed error."""
-        return self._client.encode(source, timeout_s=timeout_s)
+        return self._client.encode(source, timeout_s=timeout_s, priority=priority)
 
     def encode_many(
-        self, sources: Iterable[Source], *, timeout_s: float | None = None
+        self, sources: Iterable[Source], *, timeout_s: float | None = None, priority: str = Priority.BATCH
     ) -> Generator[Outcome, None, None]:
         """Outcomes in the order of the sources, streamed with bounded memory. See `Client.encode_many`.
 
@@ -146,7 +149,7 @@ class EncoderPool:
         """
         if isinstance(sources, str | bytes | bytearray | memoryview | Path):
             raise TypeError("encode_many takes many paths or bytes objects; encode takes a single one")
-        return self._client.encode_many(sources, timeout_s=timeout_s)
+        return self._client.encode_many(sources, timeout_s=timeout_s, priority=priority)
 
     def members(self) -> list[Member]:
         """The workers as the router knows them. Raises WorkerLostError when it does not answer, PoolClosedError."""

@@ -9,15 +9,16 @@ import logging
 import os
 import random
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 
 from cluster.affinity import Homes, is_worth_it, seat_at_home
-from cluster.leases import Answer, Ask, Grant, Lease, LeaseRequest, Refusal, pack, unpack
-from cluster.routing import Plan, Seat, WorkerView, assign
+from cluster.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.ledger import Ledger
+from cluster.quarantine import Quarantine
+from cluster.routing import Plan, Seat, WorkerView
 from cluster.worker_index import WorkerIndex
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
@@ -25,6 +26,7 @@ from encoder.config import EncoderConfig
 from encoder.types import Grid
 from workers.costs import CostTable
 from workers.messages import Beat, ErrorNote, WorkerReport, WorkerState
+from workers.priority import Priority
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class Member:
     state: WorkerState
     error: ErrorNote | None
     in_flight_ms: float
+    in_flight_bytes: int  # encoded
     num_leases: int
     leasable: bool
     host: str
@@ -55,11 +58,11 @@ class Router:
         *,
         lease_timeout_s: float,
         silent_timeout_s: float,
+        client_timeout_s: float = 10.0,
         now_s: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self._adapter = adapter
-        self._lease_timeout_s = lease_timeout_s
         self._silent_timeout_s = silent_timeout_s
         self._now_s = now_s
         self._rng = rng or random.Random()
@@ -70,11 +73,14 @@ class Router:
         self._check_numbers = count()
         self._next_checks: dict[str, int] = {}  # by worker id: number of its one check that still counts
         self._homes = Homes()
-        self._leases: dict[int, Seat] = {}
-        self._expiries: deque[tuple[float, int, int]] = deque()  # in order: every lease lives equally long
         self._draining: set[str] = set()  # workers that are being taken away
-        self._num_refused = 0  # items for which no worker had room, each time they asked
-        self._next_lease = self._rng.getrandbits(48)  # a restarted router's ids never meet those of the one before
+        self._ledger = Ledger(
+            lease_timeout_s=lease_timeout_s,
+            client_timeout_s=client_timeout_s,
+            first_id=self._rng.getrandbits(48),  # a restarted router's ids never meet those of the one before
+            now_s=now_s,
+        )
+        self._quarantine = Quarantine(now_s=now_s)
 
     # --- workers -------------------------------------------------------------------------------------------------
 
@@ -98,7 +104,8 @@ class Router:
                 costs=costs,
                 max_queue_ms=report.max_queue_ms,
             )
-        view.state, view.costs, view.max_queue_ms = report.state, costs, report.max_queue_ms
+        view.state, view.costs = report.state, costs
+        view.max_queue_ms, view.max_queue_bytes = report.max_queue_ms, report.max_queue_bytes
         view.heard_s = self._now_s()
         self._homes.open(report.worker_id, report.incarnation, report.cache_tokens)
         self._reports[report.worker_id] = report
@@ -107,8 +114,7 @@ class Router:
 
     def beat(self, beat: Beat) -> bool:
         """A worker lives and has settled leases. False: it is unknown here and should register."""
-        for lease_id in beat.settled:
-            self._end(lease_id)
+        self._ledger.end(beat.settled)
         view = self._workers.get(beat.worker_id)
         if view is None or view.incarnation != beat.incarnation:
             return False
@@ -127,7 +133,13 @@ class Router:
                     self._unlist(view)
                 # Its leases go with the old view: they count nowhere from now on.
                 self._workers[view.worker_id] = replace(
-                    view, in_flight_ms=0.0, heard_s=float("-inf"), suspect_until_s=self._now_s() + SUSPICION_S
+                    view,
+                    in_flight_ms=0.0,
+                    in_flight_bytes=0,
+                    urgent_ms=0.0,
+                    urgent_bytes=0,
+                    heard_s=float("-inf"),
+                    suspect_until_s=self._now_s() + SUSPICION_S,
                 )
                 return
 
@@ -171,7 +183,7 @@ class Router:
     def members(self) -> list[Member]:
         """Every worker that has registered."""
         self.expire()
-        leases = Counter(seat.worker for seat in self._leases.values())
+        leases = self._ledger.counts()
         members = []
         for view in self._workers.values():
             report = self._reports[view.worker_id]
@@ -182,6 +194,7 @@ class Router:
                     state=WorkerState.DRAINING if view.worker_id in self._draining else view.state,
                     error=report.error,
                     in_flight_ms=view.in_flight_ms,
+                    in_flight_bytes=view.in_flight_bytes,
                     num_leases=leases[view],
                     leasable=view in self._index,
                     host=report.host,
@@ -196,47 +209,23 @@ class Router:
 
     def refused(self) -> int:
         """Items for which no worker had room so far, each time they asked."""
-        return self._num_refused
+        return self._ledger.num_refused
 
     # --- leases --------------------------------------------------------------------------------------------------
 
-    def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
+    def assign(
+        self, requests: Sequence[LeaseRequest], *, priority: Priority = Priority.BATCH, client: str = ""
+    ) -> list[Lease | Refusal]:
         """A lease or a refusal for each request, in order."""
-        return unpack(self.lease(pack(requests)))
+        return unpack(self.lease(pack(requests, priority=priority, client=client)))
 
     def lease(self, ask: Ask) -> Answer:
         """The same as it travels."""
         self.expire()
-        shapes, which, excluded, digests = ask
-        plans = [self._index.plan(grids) for grids in shapes]
-        leases = self._leases
-        if digests and not self._homes.any_open:
-            digests = []
-        first = self._next_lease + 1
-        self._next_lease += len(which)
-        self._expiries.append((self._now_s() + self._lease_timeout_s, first, self._next_lease))
-        entries: list[Grant | Refusal] = []
-        refused: dict[int, Refusal] = {}  # in one call queues only grow: who got no room for a shape gets none again
-        for lease_id, number in enumerate(which, first):
-            exclude = excluded.get(lease_id - first, ()) if excluded else ()
-            if refused and number in refused and not exclude:
-                self._num_refused += refused[number].saturated
-                entries.append(refused[number])
-                continue
-            choice = assign(plans[number], exclude)
-            if isinstance(choice, Refusal):
-                self._num_refused += choice.saturated
-                entries.append(choice)
-                if not exclude:
-                    refused[number] = choice
-                continue
-            seat = choice[0]
-            if digests:
-                seat = self._home(seat, digests[lease_id - first], plans[number], shapes[number], exclude)
-            seat.worker.in_flight_ms += seat.cost_ms
-            leases[lease_id] = seat
-            entries.append(seat.grant)
-        return first, entries
+        home = self._home if self._homes.any_open else None
+        answer = self._ledger.lease(ask, self._index.plan, home)
+        news = self._quarantine.news(ask.edition)
+        return answer if news is None else answer._replace(news=news)
 
     def _home(self, seat: Seat, digest: int, plan: Plan, grids: tuple[Grid, ...], exclude: Collection[str]) -> Seat:
         """The seat chosen, or a cheaper one on the worker that has such content in its cache."""
@@ -253,33 +242,43 @@ class Router:
 
     def release(self, lease_ids: Sequence[int]) -> None:
         """Leases that a client will not use."""
-        for lease_id in lease_ids:
-            self._end(lease_id)
+        self._ledger.end(lease_ids)
 
     def expire(self) -> None:
         """End the leases whose time is up, and list no worker that has been silent for too long."""
+        self._ledger.expire()
         now_s = self._now_s()
-        while self._expiries and self._expiries[0][0] <= now_s:
-            _, first, last = self._expiries.popleft()
-            for lease_id in range(first, last + 1):
-                self._end(lease_id)
         while self._checks and self._checks[0][0] <= now_s:
             _, number, view = heappop(self._checks)
             if self._workers.get(view.worker_id) is view and self._next_checks.get(view.worker_id) == number:
                 self._refresh(view)
 
-    def _end(self, lease_id: int) -> None:
-        seat = self._leases.pop(lease_id, None)
-        if seat is not None:
-            worker = seat.worker
-            worker.in_flight_ms -= seat.cost_ms
-            if worker.in_flight_ms < 1e-6:  # rounding errors must not add up, or keep an idle worker "busy"
-                worker.in_flight_ms = 0.0
+    # --- clients -------------------------------------------------------------------------------------------------
+
+    def hello(self, client: str) -> None:
+        """A client with items under way lives."""
+        self._ledger.hear(client)
+
+    def silent_clients(self, clients: Sequence[str]) -> list[str]:
+        """Those of these clients that are to be given up: workers drop what they hold of them."""
+        return self._ledger.silent(clients)
+
+    def quarantine(self, left_s: Mapping[bytes, float]) -> None:
+        """Content that workers died of, by digest, and how long to refuse it. All clients hear of it."""
+        if self._quarantine.add(left_s):
+            logger.warning("%d contents are in quarantine", len(self._quarantine))
 
 
 class RouterActor(Router):
     """The router in a process of its own. Runs as a Ray actor without a GPU."""
 
-    def __init__(self, encoder: EncoderConfig, *, lease_timeout_s: float, silent_timeout_s: float) -> None:
+    def __init__(
+        self, encoder: EncoderConfig, *, lease_timeout_s: float, silent_timeout_s: float, client_timeout_s: float
+    ) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them visible to an actor that asked for none
-        super().__init__(load_adapter(encoder), lease_timeout_s=lease_timeout_s, silent_timeout_s=silent_timeout_s)
+        super().__init__(
+            load_adapter(encoder),
+            lease_timeout_s=lease_timeout_s,
+            silent_timeout_s=silent_timeout_s,
+            client_timeout_s=client_timeout_s,
+        )

@@ -16,10 +16,12 @@ from itertools import chain
 
 from cluster.leases import Grant, Refusal
 from encoder.types import Grid
+from workers.admission import Load, wait_ms
 from workers.costs import CostTable, Quote
 from workers.messages import WorkerState
 
 NO_WORKER_RETRY_MS = 200.0
+NOTHING_MS = 1e-6  # less is a rounding error
 TIE = 0.05  # of an item's cost: costs are measured, so equals differ a little
 ROUNDS, SPAN = 4, 64  # how often pairs drawn by lot are used, and how many are drawn at once at least
 
@@ -33,13 +35,39 @@ class WorkerView:
     state: WorkerState
     costs: CostTable
     max_queue_ms: float
+    max_queue_bytes: int = 2**62
     in_flight_ms: float = 0.0  # cost of the leases on it, as the router counts them
+    in_flight_bytes: int = 0  # encoded
+    urgent_ms: float = 0.0  # of these, interactive ones
+    urgent_bytes: int = 0
     heard_s: float = 0.0  # when it last reported
     suspect_until_s: float = 0.0  # a client found it dead; reports do not clear that before
 
-    def has_room(self, cost_ms: float) -> bool:
-        """Whether so much more work fits. An idle worker takes an item of any cost."""
-        return self.in_flight_ms <= 0 or self.in_flight_ms + cost_ms <= self.max_queue_ms
+    def wait_ms(self, cost_ms: float, num_bytes: int = 0, *, urgent: bool = False) -> float:
+        """0 when so much more fits, else after how much work it should: by the rule that workers admit by."""
+        total = Load(self.in_flight_ms, self.in_flight_bytes)
+        own = Load(self.urgent_ms, self.urgent_bytes)
+        if not urgent:
+            own = Load(total.ms - own.ms, total.num_bytes - own.num_bytes)
+        limit = Load(self.max_queue_ms, self.max_queue_bytes)
+        return wait_ms(Load(cost_ms, num_bytes), total=total, own=own, limit=limit)
+
+    def has_room(self, cost_ms: float, num_bytes: int = 0, *, urgent: bool = False) -> bool:
+        """Whether so much more work fits. An idle worker takes any item."""
+        return self.wait_ms(cost_ms, num_bytes, urgent=urgent) <= 0
+
+    def settle(self, cost_ms: float, num_bytes: int, *, urgent: bool) -> None:
+        """So much less is in flight."""
+        self.in_flight_ms -= cost_ms
+        self.in_flight_bytes -= num_bytes
+        if urgent:
+            self.urgent_ms -= cost_ms
+            self.urgent_bytes -= num_bytes
+        # Rounding errors must not add up, or keep an idle worker "busy".
+        if self.urgent_ms < NOTHING_MS:
+            self.urgent_ms = 0.0
+        if self.in_flight_ms - self.urgent_ms < NOTHING_MS:
+            self.in_flight_ms = self.urgent_ms
 
 
 class Seat:
@@ -139,7 +167,7 @@ Choice = tuple[Seat, "Seat | None"]
 """The worker for an item, and who would be next."""
 
 
-def assign(plan: Plan, exclude: Collection[str] = ()) -> Choice | Refusal:
+def assign(plan: Plan, exclude: Collection[str] = (), num_bytes: int = 0, urgent: bool = False) -> Choice | Refusal:
     """Choose the worker that would finish an item first, of two in a group drawn by lot, and who would be next.
 
     Work costs less where a graph matches than where it must run eagerly, so holders of the graph come first until
@@ -148,9 +176,11 @@ def assign(plan: Plan, exclude: Collection[str] = ()) -> Choice | Refusal:
     Args:
         plan: where items of its shape may go.
         exclude: incarnations that this item must not go to (again).
+        num_bytes: what it brings, encoded.
+        urgent: whether it is interactive.
     """
     if plan.pairs is None:
-        return scan(plan, exclude)
+        return scan(plan, exclude, num_bytes, urgent)
     best, second = next(plan.pairs)
     best_ms = best.worker.in_flight_ms + best.incumbent_ms
     second_ms = second.worker.in_flight_ms + second.cost_ms
@@ -166,14 +196,17 @@ def assign(plan: Plan, exclude: Collection[str] = ()) -> Choice | Refusal:
         elif second is best:
             second = seat
     worker = best.worker
-    if worker.in_flight_ms + best.cost_ms > worker.max_queue_ms and worker.in_flight_ms > 0:
-        return scan(plan, exclude)
+    if (
+        worker.in_flight_ms + best.cost_ms > worker.max_queue_ms
+        or worker.in_flight_bytes + num_bytes > worker.max_queue_bytes
+    ) and worker.in_flight_ms > 0:
+        return scan(plan, exclude, num_bytes, urgent)
     if exclude and (worker.incarnation in exclude or second.worker.incarnation in exclude):
-        return scan(plan, exclude)
+        return scan(plan, exclude, num_bytes, urgent)
     return best, second if second is not best else None
 
 
-def scan(plan: Plan, exclude: Collection[str] = ()) -> Choice | Refusal:
+def scan(plan: Plan, exclude: Collection[str] = (), num_bytes: int = 0, urgent: bool = False) -> Choice | Refusal:
     """The same choice among all workers, in time that grows with them."""
     num_up = 0
     room_in_ms = math.inf
@@ -184,11 +217,11 @@ def scan(plan: Plan, exclude: Collection[str] = ()) -> Choice | Refusal:
             if worker.incarnation in exclude:
                 continue
             num_up += 1
-            finish_ms = worker.in_flight_ms + seat.cost_ms
-            if worker.has_room(seat.cost_ms):
-                best.append((finish_ms, seat))
+            wait_ms = worker.wait_ms(seat.cost_ms, num_bytes, urgent=urgent)
+            if wait_ms <= 0:
+                best.append((worker.in_flight_ms + seat.cost_ms, seat))
             else:
-                room_in_ms = min(room_in_ms, finish_ms - worker.max_queue_ms)
+                room_in_ms = min(room_in_ms, wait_ms)
     if best:
         first = min(best, key=lambda entry: entry[0])
         others = [entry for entry in best if entry is not first]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from cluster.calls import Calls
 from cluster.items import Item, OpenItems
 from cluster.leasing import MAX_RETRY_S, Leasing
+from workers.priority import Priority
 
 if TYPE_CHECKING:
     from cluster.client import Client
@@ -36,6 +37,8 @@ class Stream:
         self._items = OpenItems()
         self._leasing = Leasing(client, self._items)
         self._calls = Calls(client, self._items, self._leasing)
+        self._client.presence.begin()
+        self._is_closed = False
 
     @property
     def open_bytes(self) -> int:
@@ -55,7 +58,7 @@ class Stream:
             wait: if nothing ends in this step, wait until something may have changed, LONGEST_WAIT_S at most.
         """
         num_ended = self._items.num_ended
-        self._leasing.ask(num_calls=len(self._calls), num_slots=self._num_slots(), more=more)
+        self._leasing.ask(self._free_slots(), is_idle=not len(self._calls), more=more)
         self._calls.send()
         wait_s = self._idle_s() if wait and self._items.num_ended == num_ended else 0.0
         if len(self._calls):
@@ -78,18 +81,22 @@ class Stream:
 
     def close(self) -> None:
         """Leave nothing behind: queued work is dropped at the workers, unused leases return."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._client.presence.end()
         if not self._client.closed:
             self._calls.clear()
             self._leasing.clear()
 
-    def _num_slots(self) -> int:
-        """Calls that may be under way."""
-        return self._config.calls_per_worker * max(1, self._client.num_workers())
+    def _free_slots(self) -> dict[Priority, int]:
+        """Calls that may be started: of each priority as many again, or batch calls would block interactive ones."""
+        num_slots = self._config.calls_per_worker * max(1, self._client.num_workers())
+        return {priority: num_slots - self._calls.count(priority) for priority in Priority}
 
     def _idle_s(self) -> float:
         """How long there is nothing to do but wait for a call."""
         now_s = time.monotonic()
         wake_s = now_s + LONGEST_WAIT_S
-        if len(self._calls) < self._num_slots():
-            wake_s = min(wake_s, self._leasing.next_retry_s())
+        free = [priority for priority, num_slots in self._free_slots().items() if num_slots > 0]
+        wake_s = min(wake_s, self._leasing.next_retry_s(free))
         return max(0.001, wake_s - now_s)

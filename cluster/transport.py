@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from cluster.leases import Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.leases import Answer, Ask, Refusal
 from cluster.roster import Roster
 from cluster.routing import NO_WORKER_RETRY_MS
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError, PoolSaturatedError
@@ -37,8 +37,8 @@ class WorkerAway(WorkerGone):
 class Transport(Protocol):
     """Calls that a client makes. A `call` is whatever `start` returns; it must be hashable."""
 
-    def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
-        """A lease or refusal for each request; refusals when the router itself is away."""
+    def lease(self, ask: Ask) -> Answer:
+        """A lease or refusal for each item; refusals when the router itself is away."""
 
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
         """Send a batch and return at once. Raises PoolSaturatedError when there is no room to put it."""
@@ -57,6 +57,12 @@ class Transport(Protocol):
 
     def release(self, lease_ids: Sequence[int]) -> None:
         """Give leases back unused."""
+
+    def hello(self, client: str) -> None:
+        """Tell the router that a client lives. Raises PoolClosedError."""
+
+    def quarantine(self, left_s: dict[bytes, float]) -> None:
+        """Tell the router which content, by digest, is to be refused for how long."""
 
 
 class Gate:
@@ -118,19 +124,19 @@ class RayTransport:
         """Workers that this client knows of."""
         return len(self.roster)
 
-    def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
+    def lease(self, ask: Ask) -> Answer:
         try:
             with self.gate:
                 self._follow()
-                call = self._router.lease.remote(pack(requests))
-                return unpack(ray.get(call, timeout=self._timeout_s))
+                answer: Answer = ray.get(self._router.lease.remote(ask), timeout=self._timeout_s)
+                return answer
         except (RayActorError, GetTimeoutError) as error:
             away = Refusal(
                 saturated=False,
                 retry_ms=NO_WORKER_RETRY_MS,
                 message=f"the router does not answer ({type(error).__name__})",
             )
-            return [away] * len(requests)
+            return Answer(0, [away] * len(ask.which))
 
     def _follow(self) -> None:
         """Ask the router now and then who is there, without waiting for the answer."""
@@ -151,7 +157,9 @@ class RayTransport:
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
         try:
             with self.gate:
-                return self.roster.handle(worker_id).encode.remote(batch)
+                # A group of its own, or the call would queue behind those of batch items for one of their threads.
+                encode = self.roster.handle(worker_id).encode.options(concurrency_group=str(batch.priority))
+                return encode.remote(batch)
         except ValueError:  # it left the pool a moment ago
             return Unsent(worker_id)
         except RayError as error:
@@ -193,3 +201,11 @@ class RayTransport:
     def release(self, lease_ids: Sequence[int]) -> None:
         with self.gate:
             self._router.release.remote(list(lease_ids))
+
+    def hello(self, client: str) -> None:
+        with self.gate:
+            self._router.hello.remote(client)
+
+    def quarantine(self, left_s: dict[bytes, float]) -> None:
+        with self.gate:
+            self._router.quarantine.remote(left_s)

@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from encoder.types import GraphKey
 from workers.config import WorkerConfig
 from workers.messages import Beat, EncodeBatch, EncodeResult, WorkerReport, WorkerState
+from workers.priority import Priority
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class EncoderWorkerActor:
         self._worker.start()
         threading.Thread(target=self._report_for_ever, name="reporter", daemon=True).start()
 
-    @ray.method(concurrency_group="encode")
+    @ray.method(concurrency_group="batch")  # interactive calls name theirs
     def encode(self, batch: EncodeBatch) -> EncodeResult:
         """See `EncoderWorker.encode`."""
         return self._worker.encode(batch)
@@ -84,6 +85,7 @@ class EncoderWorkerActor:
         registered: object = None
         was_ready = False
         settled: list[int] = []
+        looked_s = time.monotonic()  # after clients that were killed
         while self._worker.wait_started(self._interval_s) is WorkerState.STARTING:
             pass
         while True:
@@ -101,6 +103,9 @@ class EncoderWorkerActor:
                 if not ray.get(self._router.beat.remote(beat), timeout=ROUTER_TIMEOUT_S):
                     registered = None
                 settled.clear()
+                if time.monotonic() - looked_s >= self._interval_s:
+                    looked_s = time.monotonic()
+                    self._give_up_silent_clients()
             except RayError as error:  # it restarts; what is settled is told to the next one
                 logger.warning("could not report to the router: %s", type(error).__name__)
                 registered = None
@@ -112,6 +117,12 @@ class EncoderWorkerActor:
                 logger.error("%s failed: the process ends, Ray starts another", report.worker_id)
                 os._exit(1)
             settled += self._gather()
+
+    def _give_up_silent_clients(self) -> None:
+        clients = self._worker.clients()
+        if clients:
+            silent: list[str] = ray.get(self._router.silent_clients.remote(clients), timeout=ROUTER_TIMEOUT_S)
+            self._worker.give_up(silent)
 
     def _gather(self) -> list[int]:
         """Leases settled since the last time: at once when there are some, else after the longest silence."""
@@ -126,10 +137,13 @@ class EncoderWorkerActor:
 
 
 def worker_actor_class(config: WorkerConfig) -> Any:
-    """The Ray actor class, with room for as many encode calls at once as the configuration says."""
+    """The Ray actor class, with room for as many calls of each priority at once as the configuration says."""
     remote: Any = ray.remote  # its type hints lack concurrency groups
     return remote(
         max_restarts=-1,
         max_task_retries=0,  # the client retries, on another worker at once
-        concurrency_groups={"encode": config.encode_calls, "ctl": 2},
+        concurrency_groups={
+            **{str(priority): config.encode_calls for priority in Priority},
+            "ctl": 2,
+        },
     )(EncoderWorkerActor)

@@ -43,7 +43,7 @@ class WorkerConfig(BaseModel, frozen=True, extra="forbid"):
     weights; 1 GiB on a CPU."""
 
     encode_calls: int = Field(default=32, ge=1, le=512)
-    """Encode calls that run at once; those that decode overlap those that replay."""
+    """Encode calls of each priority that run at once; those that decode overlap those that replay."""
 
     cache_bytes: ByteSize = Field(default=ByteSize(0), ge=0)
     """Host memory for embeddings of items seen before, such as "4GiB"; 0: none.

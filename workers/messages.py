@@ -65,6 +65,7 @@ class EncodeBatch:
     call_id: str  # names the call for `cancel`
     items: tuple[EncodeItem, ...]
     priority: Priority = Priority.BATCH
+    client: str = ""  # whose call it is; empty: of somebody who is never given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -35,6 +34,7 @@ from encoder.types import GraphKey
 from workers.batcher import Batcher
 from workers.cache import CacheStats, EmbeddingCache
 from workers.cache_keys import content_digest, embedding_key, runner_fingerprint
+from workers.calls import Calls
 from workers.config import WorkerConfig
 from workers.flights import Flights
 from workers.gpu_loop import GpuLoop
@@ -98,9 +98,7 @@ class EncoderWorker:
         self._error: ErrorNote | None = None
         self._started = threading.Event()
         self._lock = threading.Lock()
-        self._calls: dict[str, list[Job]] = {}
-        # Calls that may still come, and which items of them: `cancel` overtakes what queues.
-        self._cancelled: deque[tuple[str, Sequence[int] | None]] = deque(maxlen=1024)
+        self._calls = Calls(now_s=now_s)
         self._num_items = self._num_failed = 0
 
     def start(self) -> None:
@@ -124,11 +122,7 @@ class EncoderWorker:
         if gpu is None:
             raise WorkerLostError(f"{self.worker_id} is {self._state}")
         jobs = [self._job(item, gpu, batch.priority) for item in batch.items]
-        with self._lock:
-            self._calls[batch.call_id] = jobs
-            overtook = [numbers for call_id, numbers in self._cancelled if call_id == batch.call_id]
-        for numbers in overtook:
-            self.cancel(batch.call_id, numbers)
+        self._calls.open(batch, jobs)
         try:
             for job, item in zip(jobs, batch.items, strict=True):
                 if not job.settled:
@@ -136,20 +130,20 @@ class EncoderWorker:
             for job in jobs:
                 job.wait()
         finally:
-            with self._lock:
-                del self._calls[batch.call_id]
+            self._calls.close(batch)
         return self._answer(jobs, gpu.runner)
 
     def cancel(self, call_id: str, numbers: Sequence[int] | None = None) -> None:
         """Drop what a call, or only these items of it, still has in the queue; the items fail."""
-        with self._lock:
-            jobs = list(self._calls.get(call_id, ()))
-            if not jobs:
-                self._cancelled.append((call_id, numbers))
-        for number, job in enumerate(jobs):
-            if numbers is not None and number not in numbers:
-                continue
-            job.fail(EncodeError("its caller cancelled it"))
+        self._calls.cancel(call_id, numbers)
+
+    def clients(self) -> list[str]:
+        """Whose calls are here, or were when they were given up."""
+        return self._calls.clients()
+
+    def give_up(self, silent: Collection[str]) -> None:
+        """Of `clients()`, these are gone: drop what is queued here of them. The others live."""
+        self._calls.give_up(silent)
 
     def apply_graphs(self, keys: Sequence[GraphKey]) -> None:
         """Hold these graphs from now on; returns at once. Captures and drops happen between replays, one at a time.

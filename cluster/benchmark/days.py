@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from cluster.benchmark.simulated import GRIDS, NUM_KEYS, WEIGHTS, simulated_router
+from cluster.leases import Ask
 
 NOISE = 0.1  # of what items take in truth, to what was predicted
 
@@ -66,7 +67,7 @@ def simulate_days(num_workers: int, num_items: int, *, load: float = 0.85, seed:
             grids = (GRIDS[shapes[index]],)
             lease_id = 0
             if choose is None:
-                lease_id, (grant,) = router.lease(([grids], [0], {}, []))
+                lease_id, (grant,), _ = router.lease(Ask([grids], [0], [0], {}, []))
                 assert isinstance(grant, tuple)
                 worker = numbers[grant[0]]
             else:

@@ -47,7 +47,7 @@ def _lease_all(router: Router, calls: Sequence[Ask]) -> float:
     taken_s, kept = 0.0, deque[int]()
     for ask in calls:
         started_s = time.perf_counter()
-        first, _ = router.lease(ask)
+        first = router.lease(ask).first
         taken_s += time.perf_counter() - started_s
         kept.append(first)
         if len(kept) > KEPT_CALLS:
@@ -89,8 +89,8 @@ class _BenchActor:
         return self._answers[0]
 
     def settle(self) -> None:
-        for first, entries in self._answers[1:]:
-            self._router.release(range(first, first + len(entries)))
+        for answer in self._answers[1:]:
+            self._router.release(range(answer.first, answer.first + len(answer.entries)))
         del self._answers[1:]
 
 

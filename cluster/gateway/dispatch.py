@@ -17,7 +17,7 @@ from typing import Any
 from cluster.client import Client, Outcome
 from cluster.gateway.config import GatewayConfig
 from cluster.items import Item
-from cluster.leases import Lease, LeaseRequest, Refusal
+from cluster.leases import Answer, Ask
 from cluster.stream import Stream
 from cluster.transport import Transport
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError
@@ -176,9 +176,9 @@ class WakingTransport:
             self._finished.clear()  # of others nobody waits any more
         return done
 
-    def assign(self, requests: Sequence[LeaseRequest]) -> list[Lease | Refusal]:
+    def lease(self, ask: Ask) -> Answer:
         """See `Transport`."""
-        return self._inner.assign(requests)
+        return self._inner.lease(ask)
 
     def result(self, call: Any) -> EncodeResult:
         """See `Transport`."""
@@ -195,3 +195,11 @@ class WakingTransport:
     def release(self, lease_ids: Sequence[int]) -> None:
         """See `Transport`."""
         self._inner.release(lease_ids)
+
+    def hello(self, client: str) -> None:
+        """See `Transport`."""
+        self._inner.hello(client)
+
+    def quarantine(self, left_s: dict[bytes, float]) -> None:
+        """See `Transport`."""
+        self._inner.quarantine(left_s)

@@ -32,6 +32,7 @@ from encoder.errors import (
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner
 from workers.messages import WorkerState
+from workers.priority import Priority
 
 SavePicture = Callable[..., Path]
 SIZES = [(640, 480), (224, 224), (100, 700), (1000, 300), (336, 336), (90, 40)]
@@ -141,7 +142,7 @@ def test_a_full_pool_refuses_with_a_hint_and_a_patient_client_rides_it_out(
     wait_for_both(pool)
     patient = pool._client
     request = LeaseRequest(shape=patient.read(folder[0])[2])
-    others = [lease for lease in patient.transport.assign([request] * 2000) if isinstance(lease, Lease)]
+    others = [lease for lease in patient.assign([request] * 2000, Priority.INTERACTIVE) if isinstance(lease, Lease)]
     config = pool.config.model_copy(update={"saturated_timeout_s": 0.0})
     hasty = Client(config, patient.adapter, patient.transport, num_workers=patient.num_workers)
     with pytest.raises(PoolSaturatedError, match=r"all 2 workers are full; retry in \d+ ms"):

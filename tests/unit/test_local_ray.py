@@ -12,6 +12,7 @@ from fakes import tiny_config
 from ray.exceptions import ActorUnavailableError
 
 from cluster import local_ray
+from cluster.leases import pack
 from cluster.roster import Roster
 from cluster.transport import Gate, RayTransport, WorkerAway, WorkerGone
 from encoder.errors import PoolClosedError, WorkerStartError
@@ -109,7 +110,7 @@ def test_a_closed_transport_makes_no_call_that_would_start_a_ray(monkeypatch: py
     transport = RayTransport(object(), Roster("none"), timeout_s=1)
     transport.gate.close()
     calls = (
-        lambda: transport.assign([]),
+        lambda: transport.lease(pack([])),
         lambda: transport.wait([1], 1.0),
         lambda: transport.result(1),
         lambda: transport.cancel("w", "c"),

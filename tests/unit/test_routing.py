@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.leases import Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpack
 from cluster.router import Router
 from cluster.routing import Seat, WorkerView, assign, scan
 from cluster.worker_index import WorkerIndex
@@ -227,9 +227,9 @@ def test_requests_and_answers_travel_in_order() -> None:
         LeaseRequest(shape=shape(2), exclude={"w/0"}),
         LeaseRequest(shape=shape(1)),
     ]
-    assert pack(requests) == ([GRIDS, GRIDS * 2], [0, 1, 0], {1: frozenset({"w/0"})}, [])
+    assert pack(requests) == Ask([GRIDS, GRIDS * 2], [0, 1, 0], [0, 0, 0], {1: frozenset({"w/0"})}, [])
     refusal = Refusal(saturated=True, retry_ms=1.0, message="full")
-    assert unpack((7, [("a", "a/0", None, 2.0), refusal])) == [Lease(7, "a", "a/0", None, 2.0), refusal]
+    assert unpack(Answer(7, [("a", "a/0", None, 2.0), refusal])) == [Lease(7, "a", "a/0", None, 2.0), refusal]
 
 
 # --- Router: the memory ----------------------------------------------------------------------------------------------
