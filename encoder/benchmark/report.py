@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from encoder.benchmark.engine import Report, Row
 from encoder.benchmark.files import save_json, two_panels
+from encoder.benchmark.rows import Report, Row
 
 COLUMNS = ("engine", "workload", "slices/s", "x eager", "% of peak", "fill", "GPU ms", "p50 ms", "p99 ms", "GiB")
 
@@ -28,7 +28,7 @@ def table(report: Report) -> str:
         f"matmul peak {report.peak_tflops:.3g} TFLOP/s sustained; {report.num_graphs} graphs captured in "
         f"{report.capture_seconds:.1f} s, {report.capture_gib:.2f} GiB; "
         f"host to host at {report.overlap:.1%} of back-to-back replays",
-        _preparation_line(report),
+        *_preparation_lines(report),
         "cosine of tokens to float32, least and median: "
         + ", ".join(f"{engine} {least:.5f} {median:.5f}" for engine, (least, median) in report.cosines.items()),
         "",
@@ -36,13 +36,15 @@ def table(report: Report) -> str:
     return "\n".join([*head, *aligned])
 
 
-def _preparation_line(report: Report) -> str:
+def _preparation_lines(report: Report) -> list[str]:
     figures = report.preparation
+    if figures is None:
+        return []
     rates = ", ".join(f"{rate:.0f} on {threads}" for threads, rate in figures.images_per_s.items())
-    return (
+    return [
         f"preparing a 1080p JPEG takes {figures.prepare_ms:.1f} ms, {figures.ratio:.2f} x Pillow's decode and resizes; "
         f"images/s by threads: {rates}"
-    )
+    ]
 
 
 def _cells(row: Row) -> tuple[str, ...]:

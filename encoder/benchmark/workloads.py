@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from encoder.adapters.base import Segment
 from encoder.adapters.minicpmv import MiniCPMV
@@ -24,11 +25,17 @@ class Workload:
     name: str
     images: tuple[tuple[Segment, ...], ...]
     saturated: bool  # many at a time, or one image alone
+    flops_of: Callable[[Sequence[SegmentShape]], float]  # what segments ask of the model, pads left out
 
     @property
     def segments(self) -> list[Segment]:
         """All segments, image by image."""
         return [segment for image in self.images for segment in image]
+
+    @property
+    def flops(self) -> float:
+        """Useful multiplications and additions."""
+        return self.flops_of([segment.shape for segment in self.segments])
 
     @property
     def num_patches(self) -> int:
@@ -50,7 +57,7 @@ def _workload(adapter: MiniCPMV, name: str, sizes: Sequence[Size], *, saturated:
     images = tuple(
         tuple(adapter.prepare(draw_picture(width, height, seed))) for seed, (width, height) in enumerate(sizes)
     )
-    return Workload(name=name, images=images, saturated=saturated)
+    return Workload(name=name, images=images, saturated=saturated, flops_of=partial(useful_flops, adapter))
 
 
 def random_sizes(count: int, seed: int) -> list[Size]:

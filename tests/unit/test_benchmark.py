@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from encoder.adapters.minicpmv import MiniCPMV
+from encoder.adapters.qwen_vl import QwenVL
 from encoder.adapters.registry import load_adapter
 from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
-from encoder.benchmark.engine import Report, Row
 from encoder.benchmark.preparation import Preparation
+from encoder.benchmark.qwen_vl import QwenLoop, make_workloads
 from encoder.benchmark.report import table, write_json, write_plot
+from encoder.benchmark.rows import Report, Row
 from encoder.benchmark.workloads import random_sizes, useful_flops
 from encoder.config import EncoderConfig
 from encoder.pictures import draw_picture
@@ -109,3 +111,16 @@ def test_plot_is_a_picture(report: Report, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_plot(report, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen2.5-vl", "tiny-qwen3-vl"])
+def test_the_loop_over_transformers_qwen_computes_the_tokens_that_we_do(model: str) -> None:
+    config = EncoderConfig(model=model, graphs=False)
+    adapter = load_adapter(config)
+    assert isinstance(adapter, QwenVL)
+    loop = QwenLoop(config, adapter, torch.device("cpu"), torch.float32, "sdpa")
+    image, _, clip = (workload.images[0] for workload in make_workloads(adapter, small=True))
+    runner = EncoderRunner.from_config(config, "cpu")
+    for segments in (image, clip):
+        wanted = torch.cat(runner.encode(segments))
+        assert (loop.encode(segments) - wanted).norm() / wanted.norm() < 1e-4

@@ -1,0 +1,218 @@
+"""The engine bench of the Qwen-VL line: our packed graphs beside transformers' own tower, one image or clip at a time.
+
+vLLM's padded grids do not apply: nobody pads these towers. The tower's attention is SDPA, segment by segment (and
+window by window), as a user gets it without further packages; and, beside it, FlashAttention 2 for ragged rows.
+"""
+
+# Shapes: P patches of an image, C numbers of a patch, T tokens, D tower width, E width of an output row.
+
+from __future__ import annotations
+
+import importlib
+import logging
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+from torch import Tensor
+
+from encoder.adapters.base import Segment
+from encoder.adapters.qwen_vl import QwenVL
+from encoder.adapters.qwen_vl_geometry import frame_indices
+from encoder.adapters.qwen_vl_weights import PREFIX
+from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.benchmark.measure import matmul_peak
+from encoder.benchmark.rows import Report, Row, baseline_row, cosine, our_row, overlap
+from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, VIDEO_FRAMES, VIDEO_SIZE, Workload, random_sizes
+from encoder.config import EncoderConfig
+from encoder.media import MediaHeader
+from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
+from encoder.runner import EncoderRunner, resolve_dtype
+from encoder.types import SegmentShape
+from encoder.video import Video
+from encoder.weights import obtain_tensors
+
+logger = logging.getLogger(__name__)
+
+MIN_SEGMENTS = 100  # of a saturated run; images here are some 2,000 tokens each
+NUM_CLIPS, CLIP_FPS = 4, 2.0
+RAGGED = "flash_ragged"
+"""Transformers takes an attention whose name contains "flash" for one of ragged rows."""
+
+_TOWERS = {
+    "2": ("qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VisionTransformerPretrainedModel"),
+    "2.5": ("qwen2_5_vl", "Qwen2_5_VLVisionConfig", "Qwen2_5_VisionTransformerPretrainedModel"),
+    "3": ("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionModel"),
+}
+
+
+def bench_qwen(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> Report:
+    """Measure our engine and the eager loops on one device."""
+    device = torch.device(device_name)
+    dtype, on_gpu = resolve_dtype(config.dtype, device), device.type == "cuda"
+    adapter = load_adapter(config)
+    assert isinstance(adapter, QwenVL)
+    workloads = make_workloads(adapter, small=not on_gpu)
+    peak = matmul_peak(device, dtype, seconds=4.0 if on_gpu else 0.5)
+    rows: list[Row] = []
+    rates: dict[str, float] = {}
+    for attention in ("sdpa", RAGGED) if on_gpu else ("sdpa",):
+        loop = QwenLoop(config, adapter, device, dtype, attention)
+        for workload in workloads:
+            row = baseline_row(f"eager, {attention}", loop.encode, device, workload, peak, repeats, {})
+            rows.append(row)
+            rates[workload.name] = max(rates.get(workload.name, 0.0), row.slices_per_s)  # the faster one
+        del loop
+    rows = [replace(row, to_eager=row.slices_per_s / rates[row.workload]) for row in rows]
+    runner = EncoderRunner.from_config(config, device_name)
+    capture = runner.capture()
+    rows += [our_row("packed", runner, each, peak, repeats, rates, min_segments=MIN_SEGMENTS) for each in workloads]
+    return Report(
+        model=config.model,
+        dtype=str(dtype).removeprefix("torch."),
+        device=torch.cuda.get_device_name(device) if on_gpu else platform.processor() or "cpu",
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+        date=time.strftime("%Y-%m-%d"),
+        peak_tflops=peak / 1e12,
+        overlap=overlap(runner, workloads[0], repeats),
+        capture_seconds=capture.seconds,
+        capture_gib=capture.num_bytes / 2**30,
+        num_graphs=capture.num_graphs,
+        cosines={"packed": cosine(runner, config, workloads[0])},
+        preparation=None,
+        repeats=repeats,
+        rows=rows,
+    )
+
+
+def make_workloads(adapter: QwenVL, *, small: bool, seed: int = 0) -> list[Workload]:
+    """Traffic, one image alone, random sizes, and clips; `small`: a taste of them, for a CPU."""
+    make = partial(_images, adapter)
+    if small:
+        return [
+            make("traffic", TRAFFIC_SIZES[13:15], saturated=True),
+            make("448x448 alone", SINGLE_SIZES[:1], saturated=False),
+            _clips(adapter, 1, 4),
+        ]
+    return [
+        make("traffic", TRAFFIC_SIZES, saturated=True),
+        *(make(f"{w}x{h} alone", [(w, h)], saturated=False) for w, h in SINGLE_SIZES),
+        make("random sizes", random_sizes(MIXED_IMAGES, seed), saturated=True),
+        _clips(adapter, NUM_CLIPS, VIDEO_FRAMES),
+    ]
+
+
+def _images(adapter: QwenVL, name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
+    pictures = (draw_picture(*size, seed) for seed, size in enumerate(sizes) if max(size) <= 200 * min(size))
+    images = tuple(tuple(adapter.prepare(picture)) for picture in pictures)
+    return Workload(name=name, images=images, saturated=saturated, flops_of=partial(useful_flops, adapter))
+
+
+def _clips(adapter: QwenVL, num_clips: int, num_frames: int) -> Workload:
+    clips = tuple(tuple(adapter.prepare_video(DrawnClip(num_frames, seed))) for seed in range(num_clips))
+    return Workload(name="video", images=clips, saturated=True, flops_of=partial(useful_flops, adapter))
+
+
+class DrawnClip(Video):
+    """A clip of drawn frames, all of which are sampled."""
+
+    def __init__(self, num_frames: int, seed: int) -> None:
+        width, height = VIDEO_SIZE
+        super().__init__(b"", MediaHeader(width=width, height=height, num_frames=num_frames, frames_per_s=CLIP_FPS))
+        self._pictures = [draw_picture(width, height, 10 * seed + number) for number in range(4)]
+
+    def frames(self, numbers: Sequence[int]) -> Iterator[Image.Image]:
+        """Four pictures over and over."""
+        return (self._pictures[number % len(self._pictures)] for number in numbers)
+
+
+class QwenLoop:
+    """transformers' own tower, eagerly, one image or clip in a forward; pixels are normalised before the clock runs."""
+
+    def __init__(
+        self, config: EncoderConfig, adapter: QwenVL, device: torch.device, dtype: torch.dtype, attention: str
+    ) -> None:
+        self.adapter, self.device, self.dtype = adapter, device, dtype
+        model = resolve_model(config.model)
+        weights = obtain_tensors(model.snapshot, adapter.weight_shapes(), seed=config.seed)
+        self._tower = _tower(adapter, model.config["vision_config"], weights, attention).to(device, dtype).eval()
+        self._prepared: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of an image, which workloads keep
+
+    @torch.inference_mode()
+    def encode(self, image: Sequence[Segment]) -> Tensor:
+        """Rows `[T, E]` on the device."""
+        if id(image) not in self._prepared:
+            self._prepared[id(image)] = self._prepare(image)
+        pixels_PC, grid_thw = self._prepared[id(image)]
+        output = self._tower(pixels_PC.to(self.device, non_blocking=True), grid_thw=grid_thw)
+        levels = getattr(output, "deepstack_features", None) or []
+        return torch.cat([output.pooler_output, *levels], dim=1)
+
+    def _prepare(self, image: Sequence[Segment]) -> tuple[Tensor, Tensor]:
+        """What the processor gives for these segments, on the host in the tower's dtype, and its grid."""
+        sizes = self.adapter.sizes
+        _, rows, columns = image[0].shape.grid
+        places = frame_indices(rows, columns, sizes.merge_size, sizes.window_tokens).places_T
+        stored = torch.stack([torch.from_numpy(segment.patches_PC) for segment in image])  # segment, patch, number
+        tokens = stored.unflatten(1, (len(places), -1))[:, torch.from_numpy(places).long()].flatten(0, 2)
+        frames = tokens.view(len(tokens), -1, sizes.patch_size, sizes.patch_size, 3)
+        frames = frames.expand(-1, sizes.temporal_patch_size, -1, -1, -1).permute(0, 4, 1, 2, 3)
+        mean, std = (torch.tensor(values).view(3, 1, 1, 1) for values in (sizes.mean, sizes.std))
+        pixels_PC = ((frames.float() / 255 - mean) / std).flatten(1).to(self.dtype)
+        if self.device.type == "cuda":
+            pixels_PC = pixels_PC.pin_memory()
+        return pixels_PC, torch.tensor([[len(image), rows, columns]], device=self.device)
+
+
+def _tower(adapter: QwenVL, vision: Mapping[str, Any], weights: Mapping[str, Tensor], attention: str) -> Any:
+    """transformers' tower with the released weights."""
+    generation = adapter.sizes.generation
+    package, config_class, model_class = _TOWERS[generation]
+    module = f"transformers.models.{package}"
+    settings = {key: value for key, value in vision.items() if key != "model_type"}
+    config = getattr(importlib.import_module(f"{module}.configuration_{package}"), config_class)(**settings)
+    config._attn_implementation = attention
+    if attention == RAGGED:
+        transformers.AttentionInterface.register(RAGGED, _ragged_attention)
+        config._attn_implementation = "sdpa"  # the constructor looks "flash" names up on the hub
+    tower: Any = getattr(importlib.import_module(f"{module}.modeling_{package}"), model_class)(config)
+    tower.config._attn_implementation = attention
+    prefix = f"{PREFIX[generation]}."
+    tower.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in weights.items()})
+    return tower
+
+
+def _ragged_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None = None, **lengths: Any
+) -> tuple[Tensor, None]:
+    """FlashAttention 2 over the segments, as transformers calls it: heads `[1, H, P, K]`."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    offsets, longest = lengths["cu_seq_lens_q"], int(lengths["max_length_q"])
+    out = varlen_attn(q, k, v, offsets, offsets, longest, longest)
+    assert isinstance(out, Tensor)
+    return out[None], None
+
+
+def useful_flops(adapter: QwenVL, shapes: Sequence[SegmentShape]) -> float:
+    """Multiplications and additions that these segments ask of tower and mergers, pads left out."""
+    sizes = adapter.sizes
+    width, merged = sizes.width, sizes.width * sizes.patches_per_token
+    projections = 3 if sizes.generation == "2.5" else 2
+    per_layer = 2 * (4 * width**2 + projections * width * sizes.mlp_width)
+    per_patch = 2 * sizes.temporal_patch_size * sizes.frame_bytes * width + sizes.num_layers * per_layer
+    per_token = (1 + len(sizes.deepstack_layers)) * 2 * (merged**2 + merged * sizes.token_width)
+    whole = len(sizes.full_layers) if sizes.window_tokens else sizes.num_layers
+    windows = (sizes.num_layers - whole) * (sizes.window_tokens * sizes.merge_size) ** 2
+    return sum(
+        shape.num_patches * (per_patch + 4 * width * (whole * shape.num_patches + windows))
+        + shape.num_tokens * per_token
+        for shape in shapes
+    )

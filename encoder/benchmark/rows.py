@@ -1,0 +1,179 @@
+"""Rows of an engine bench: one engine on one workload, measured; and the report that holds them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+import torch
+
+from encoder.adapters.base import Segment
+from encoder.benchmark.measure import DeviceTimer, percentile, wall_seconds
+from encoder.benchmark.preparation import Preparation
+from encoder.benchmark.workloads import Workload
+from encoder.config import EncoderConfig
+from encoder.runner import EncoderRunner
+
+MIN_SATURATED_SEGMENTS = 400  # on a GPU: so many segments a run that filling and emptying the pipeline don't count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One engine on one workload; medians of the repetitions."""
+
+    engine: str
+    workload: str
+    slices_per_s: float
+    patches_per_s: float  # useful ones
+    peak_share: float  # of the matmul peak, by useful rows
+    fill: float  # useful rows over rows run
+    p50_ms: float  # one image alone: latency from host to host; saturated: of one run of segments
+    p99_ms: float
+    device_ms: float  # one image alone, on the device; saturated: per run of segments
+    to_eager: float  # throughput over the eager loop's
+    memory_gib: float  # allocated on the device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything a bench printed, and what it ran on."""
+
+    model: str
+    dtype: str
+    device: str
+    versions: dict[str, str]
+    date: str
+    peak_tflops: float
+    overlap: float  # end-to-end throughput over that of back-to-back replays
+    capture_seconds: float
+    capture_gib: float
+    num_graphs: int
+    cosines: dict[str, tuple[float, float]]  # least and median over tokens, against float32
+    preparation: Preparation | None
+    repeats: int
+    rows: list[Row]
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+def our_row(
+    engine: str,
+    runner: EncoderRunner,
+    workload: Workload,
+    peak: float,
+    repeats: int,
+    eager_rates: Mapping[str, float],
+    *,
+    min_segments: int = MIN_SATURATED_SEGMENTS,
+) -> Row:
+    """Our engine, host to host."""
+    segments = workload.segments
+    if workload.saturated and runner.device.type == "cuda":
+        segments = segments * -(-min_segments // len(segments))
+    latencies_ms: list[float] = []
+    runner.encode(segments)
+    useful, run = runner.stats.useful_patches, runner.stats.replayed_patches
+    on_device: list[float] = []
+
+    def encode() -> None:
+        started_s = time.perf_counter()
+        _, launches = runner.encode_traced(segments)
+        latencies_ms.append((time.perf_counter() - started_s) * 1e3)
+        on_device.append(sum(launch.elapsed_ms for launch in launches))
+
+    seconds = wall_seconds(encode, runner.device, repeats if workload.saturated else 6 * repeats)
+    fill = (runner.stats.useful_patches - useful) / max(1, runner.stats.replayed_patches - run)
+    return _row(engine, workload, len(segments), seconds, latencies_ms, on_device, fill, peak, eager_rates)
+
+
+def overlap(runner: EncoderRunner, workload: Workload, repeats: int) -> float:
+    """End-to-end throughput, host bytes to host embeddings, over that of the same replays back to back."""
+    segments = workload.segments * (8 if runner.device.type == "cuda" else 1)
+    _, launches = runner.encode_traced(segments)
+    graphs = [launch.replay.key for launch in launches if launch.replay.key is not None]
+    assert len(graphs) == len(launches), "the traffic runs in graphs alone"
+
+    def replay_all() -> None:
+        for key in graphs:
+            runner.replay_again(key)
+
+    ratios = []
+    for _ in range(repeats):  # in turns, so that clocks are the same for both
+        bare = wall_seconds(replay_all, runner.device, 1)[0]
+        whole = wall_seconds(lambda: runner.encode(segments), runner.device, 1)[0]
+        ratios.append(bare / whole)
+    return statistics.median(ratios)
+
+
+def cosine(runner: EncoderRunner, config: EncoderConfig, workload: Workload) -> tuple[float, float]:
+    """Least and median cosine of tokens against the same model in float32, eagerly."""
+    segments = [image[0] for image in workload.images]
+    exact = EncoderRunner.from_config(
+        config.model_copy(update={"dtype": "float32", "precision": "native", "graphs": False}), str(runner.device)
+    )
+    cosines = torch.cat(
+        [
+            torch.nn.functional.cosine_similarity(ours.float(), wanted, dim=1)
+            for ours, wanted in zip(runner.encode(segments), exact.encode(segments), strict=True)
+        ]
+    )
+    return float(cosines.min()), float(cosines.median())
+
+
+def baseline_row(
+    engine: str,
+    encode: Callable[[tuple[Segment, ...]], torch.Tensor | None],
+    device: torch.device,
+    workload: Workload,
+    peak: float,
+    repeats: int,
+    eager_rates: Mapping[str, float],
+) -> Row:
+    """A baseline that takes one image after another and keeps their tokens on the device."""
+    latencies_ms: list[float] = []
+    on_device: list[float] = []
+
+    def encode_all() -> None:
+        total_ms = 0.0
+        for image in workload.images:
+            started_s = time.perf_counter()
+            with DeviceTimer(device) as timer:
+                tokens = encode(image)
+            assert tokens is not None
+            tokens.cpu()
+            latencies_ms.append((time.perf_counter() - started_s) * 1e3)
+            total_ms += timer.elapsed_ms()
+        on_device.append(total_ms)
+
+    seconds = wall_seconds(encode_all, device, repeats)
+    warm_ms = latencies_ms[len(workload.images) :]
+    longest = [len(image) * max(segment.shape.num_patches for segment in image) for image in workload.images]
+    fill = workload.num_patches / sum(longest)
+    num_slices = len(workload.segments)
+    return _row(engine, workload, num_slices, seconds, warm_ms, on_device[1:], fill, peak, eager_rates)
+
+
+def _row(
+    engine: str, workload: Workload, num_slices: int, seconds: list[float], latencies_ms: list[float],
+    on_device_ms: list[float], fill: float, peak: float, eager_rates: Mapping[str, float],
+) -> Row:  # fmt: skip
+    rounds = num_slices / len(workload.segments)
+    rate = num_slices / statistics.median(seconds)
+    flops = rounds * workload.flops
+    return Row(
+        engine=engine,
+        workload=workload.name,
+        slices_per_s=rate,
+        patches_per_s=rounds * workload.num_patches / statistics.median(seconds),
+        peak_share=flops / statistics.median(seconds) / peak,
+        fill=fill,
+        p50_ms=percentile(latencies_ms, 0.5),
+        p99_ms=percentile(latencies_ms, 0.99),
+        device_ms=statistics.median(on_device_ms),
+        to_eager=rate / eager_rates[workload.name] if workload.name in eager_rates else float("nan"),
+        memory_gib=torch.cuda.memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0,
+    )
