@@ -1,8 +1,8 @@
 """Eight-bit floats for GEMMs on Hopper: rows and weights in e4m3, one scale for all rows and one for all weights.
 
-e4m3 is a float: a value keeps its 4 bits of mantissa anywhere within 15 binades, so a scale need not fit closely. Scales
-are powers of two with room above the largest value seen: rounding knows of them and nothing else does, and they fold
-exactly into a norm. What exceeds the room is clamped to the largest number.
+e4m3 is a float: a value keeps its 4 bits of mantissa anywhere within 15 binades, so a scale need not fit closely.
+Scales are powers of two with room above the largest value seen, and fold exactly into a norm. What exceeds the room is
+clamped to the largest number.
 """
 
 # Shapes: P rows (patches), D width, N output width of a linear layer.

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder.attention import SelfAttention
+from encoder.attention import RaggedAttention, SelfAttention
 from encoder.kernels.fp8 import Linear8, add_layer_norm_8, factor_for, quantise_rows, round_8
 from encoder.kernels.norms import add_layer_norm, layer_norm
 from encoder.towers.packed_vit import Block, Norm, linear_gelu
@@ -140,8 +140,7 @@ def run_blocks_8(
     x_PD, h_PD = add_layer_norm(x_PD, positions_RD, first.weight, first.bias, eps, rows_P=ids_P)
     h8_PD = quantise_rows(h_PD, 1.0)
     for index, block in enumerate(blocks):
-        attended_PD = attend(block.qkv(h8_PD, ones_P1))
-        delta_PD = block.out(block.attended.round(attended_PD), ones_P1)
+        delta_PD = block.out(_attend_8(attend, block.qkv(h8_PD, ones_P1), block.attended), ones_P1)
         norm = block.norm2
         x_PD, h8_PD = add_layer_norm_8(x_PD, delta_PD, norm.weight, norm.bias, eps, block.out_bias)
         delta_PD = block.fc2(block.hidden.round(block.fc1(h8_PD, ones_P1), gelu=True), ones_P1)
@@ -152,3 +151,9 @@ def run_blocks_8(
         x_PD, delta_PD, post_norm.weight, post_norm.bias, eps, delta_bias_D=blocks[-1].fc2_bias
     )
     return features_PD
+
+
+def _attend_8(attend: SelfAttention, qkv: Tensor, seen: Seen) -> Tensor:
+    if isinstance(attend, RaggedAttention):
+        return attend.rounded(qkv, seen.mean_K, seen.factor)
+    return seen.round(attend(qkv))

@@ -1,8 +1,8 @@
 """Rounding weights to e4m3 such that the errors cancel on the rows they will meet: GPTQ (Frantar et al. 2022).
 
 Columns are rounded one after another, and what a column got wrong is made good in those to come, as far as rows
-correlate: with H the covariance of the rows and U the upper Cholesky factor of its inverse, an error e of column j is answered by
-- e U[j, k] / U[j, j] in column k. Many layers of one shape go together, a column of all at a time.
+correlate: with H the covariance of the rows and U the upper Cholesky factor of its inverse, an error e of column j is
+answered by - e U[j, k] / U[j, j] in column k. Many layers of one shape go together, a column of all at a time.
 """
 
 # Shapes: L layers, N output width, K input width.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from encoder.config import EncoderConfig
+from encoder.kernels.attention import ragged_attention_8, ragged_attention_reference
 from encoder.kernels.fp8 import (
     LARGEST,
     Linear8,
@@ -68,6 +71,19 @@ def test_linear_is_near_float32(num_rows: int) -> None:
     out = linear(quantise_rows(x, factor), torch.ones(num_rows, 1, device="cuda"))
     wanted = F.linear(x.float(), weight, bias.float())
     assert F.cosine_similarity(out.float(), wanted, dim=1).min() > 0.998
+
+
+@pytest.mark.parametrize("head_width", [64, 72, 80, 128])
+def test_attention_rounds_what_it_gives(head_width: int) -> None:
+    lengths, heads = [1032, 1, 517, 0, 300], 4
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], device="cuda", dtype=torch.int32)
+    qkv = torch.randn(2000, 3 * heads * head_width, device="cuda").bfloat16()
+    mean = torch.randn(heads * head_width, device="cuda")
+    useful = sum(lengths)
+    ours = ragged_attention_8(qkv, cu_seqlens, heads, mean, 64.0)[:useful]
+    wanted = round_8((ragged_attention_reference(qkv.float(), cu_seqlens, heads)[:useful] - mean) * 64.0)
+    assert torch.allclose(ours.float(), wanted.float(), rtol=0.13, atol=0.5)  # weights are rounded to bfloat16
+    assert (ours.float() != wanted.float()).float().mean() < 0.1
 
 
 def test_fp8_tokens_replayed_equal_eager_and_are_near_float32() -> None:
