@@ -42,13 +42,16 @@ class Seen:
             covariance_KK=centred_PK.t() @ centred_PK / len(centred_PK) if covariance else None,
         )
 
-    def centred(self, norm: Norm) -> Norm:
-        """A norm that gives such rows less their mean, times the factor."""
-        return Norm(weight=norm.weight.float() * self.factor, bias=(norm.bias.float() - self.mean_K) * self.factor)
+    def centred(self, norm: Norm) -> tuple[Norm, Seen]:
+        """A norm that gives such rows less their mean, times the factor; and the mean as its rounded bias has it."""
+        # In the norm's own dtype: the kernels read weight and bias once a row, which shows where they are float32.
+        bias = norm.bias - self.mean_K.to(norm.bias.dtype)
+        mean_K = norm.bias.float() - bias.float()
+        return Norm(weight=norm.weight * self.factor, bias=bias * self.factor), replace(self, mean_K=mean_K)
 
     def bias(self, bias: Tensor, weight: Tensor) -> Tensor:
-        """A bias that gives back what the mean would have added, float32."""
-        return bias.float() + weight.float() @ self.mean_K
+        """A bias that gives back what the mean would have added."""
+        return (bias.float() + weight.float() @ self.mean_K).to(bias.dtype)
 
     def round(self, rows_PK: Tensor, *, gelu: bool = False) -> Tensor:
         """Such rows as the linear layer takes them, after GELU if asked for."""
@@ -79,7 +82,6 @@ def quantise_blocks(
     Args:
         x_PD: embedded patches with their positions, of pictures like those to come.
     """
-    dtype = x_PD.dtype
     seen: list[tuple[Seen, Seen, Seen, Seen]] = []
     for block in blocks:
         h_PD = layer_norm(x_PD, block.norm1.weight, block.norm1.bias, eps)
@@ -95,21 +97,24 @@ def quantise_blocks(
     out = quantise_linears([block.out_weight for block in blocks], inputs_out)
     fc1 = quantise_linears([block.fc1_weight for block in blocks], inputs_fc1)
     fc2 = quantise_linears([block.fc2_weight for block in blocks], inputs_fc2)
-    return [
-        Block8(
-            norm1=h.centred(block.norm1),
-            qkv=replace(qkv[index], bias_N=h.bias(block.qkv_bias, block.qkv_weight).to(dtype)),
-            attended=replace(attended, covariance_KK=None),
-            out=out[index],
-            out_bias=attended.bias(block.out_bias, block.out_weight),
-            norm2=g.centred(block.norm2),
-            fc1=replace(fc1[index], bias_N=g.bias(block.fc1_bias, block.fc1_weight).to(dtype)),
-            hidden=hidden,
-            fc2=fc2[index],
-            fc2_bias=hidden.bias(block.fc2_bias, block.fc2_weight),
+    quantised = []
+    for index, (block, (h, attended, g, hidden)) in enumerate(zip(blocks, seen, strict=True)):
+        (norm1, h), (norm2, g) = h.centred(block.norm1), g.centred(block.norm2)
+        quantised.append(
+            Block8(
+                norm1=norm1,
+                qkv=replace(qkv[index], bias_N=h.bias(block.qkv_bias, block.qkv_weight)),
+                attended=replace(attended, covariance_KK=None),
+                out=out[index],
+                out_bias=attended.bias(block.out_bias, block.out_weight),
+                norm2=norm2,
+                fc1=replace(fc1[index], bias_N=g.bias(block.fc1_bias, block.fc1_weight)),
+                hidden=hidden,
+                fc2=fc2[index],
+                fc2_bias=hidden.bias(block.fc2_bias, block.fc2_weight),
+            )
         )
-        for index, (block, (h, attended, g, hidden)) in enumerate(zip(blocks, seen, strict=True))
-    ], x_PD
+    return quantised, x_PD
 
 
 def quantise_linears(weights: list[Tensor], inputs: list[Seen]) -> list[Linear8]:

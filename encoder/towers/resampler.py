@@ -91,9 +91,9 @@ class Resampler:
     def quantise(self, features_PD: Tensor) -> None:
         """Turn the projection to keys and values to fp8, calibrated on these features."""
         seen = Seen.of(layer_norm(F.linear(features_PD, self.kv_proj), *self.ln_kv, EPS), covariance=False)
+        norm, seen = seen.centred(Norm(weight=self.ln_kv[0], bias=self.ln_kv[1]))
         linear = quantise_linears([self.kv_weight], [seen])[0]
-        bias_N = seen.bias(self.kv_bias, self.kv_weight).to(self._dtype)
-        self._kv_8 = seen.centred(Norm(weight=self.ln_kv[0], bias=self.ln_kv[1])), replace(linear, bias_N=bias_N)
+        self._kv_8 = norm, replace(linear, bias_N=seen.bias(self.kv_bias, self.kv_weight))
         del self.kv_weight
 
     def forward(

@@ -56,8 +56,7 @@ def test_a_centred_norm_gives_what_its_linear_layer_was_made_for() -> None:
     rows, norm = torch.randn(50, 16) + 3, Norm(weight=torch.rand(16) + 0.5, bias=torch.randn(16))
     weight, bias = torch.randn(8, 16), torch.randn(8)
     normed = F.layer_norm(rows, (16,), norm.weight, norm.bias)
-    seen = Seen.of(normed)
-    centred = seen.centred(norm)
+    centred, seen = Seen.of(normed).centred(norm)
     shifted = F.layer_norm(rows, (16,), centred.weight, centred.bias) / seen.factor
     assert torch.allclose(F.linear(shifted, weight, seen.bias(bias, weight)), F.linear(normed, weight, bias), atol=1e-4)
 
