@@ -35,6 +35,7 @@ FAMILIES = {
     "gemma3": "encoder.adapters.gemma3:FAMILY",
     "llama4": "encoder.adapters.llama4:FAMILY",
     "idefics3": "encoder.adapters.idefics3:FAMILY",
+    "pixtral": "encoder.adapters.pixtral:FAMILY",
 }
 
 

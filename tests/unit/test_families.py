@@ -139,6 +139,22 @@ CASES = [
         tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
         num_tokens=lambda batch: batch["pixel_values"].shape[1],
     ),
+    Case(
+        preset="tiny-pixtral",
+        model="LlavaForConditionalGeneration",
+        processor="PixtralImageProcessorPil",
+        settings={"patch_size": {"height": 16, "width": 16}},
+        tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
+        num_tokens=lambda batch: batch["image_sizes"][0].prod() // 16**2,
+    ),
+    Case(
+        preset="tiny-mistral-small-3",
+        model="Mistral3ForConditionalGeneration",
+        processor="PixtralImageProcessorPil",
+        settings={"patch_size": {"height": 28, "width": 28}},
+        tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
+        num_tokens=lambda batch: batch["image_sizes"][0].prod() // 28**2,
+    ),
 ]
 
 
