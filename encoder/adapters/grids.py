@@ -17,7 +17,7 @@ from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
 from encoder.adapters.packed import PackedLayout, fill_offsets, fill_rows
-from encoder.adapters.tiles import Pixels, Tile, cut_out
+from encoder.adapters.tiles import CPU_LADDER, LADDER, Pixels, Tile, cut_out
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class GridFamily(Protocol):
 
     patch_size: int
     merge: int  # a token is a square of so many patches a side; they follow one another
+    pooled_patches: int  # 0; or a segment gives one token, and has at most about so many patches
     hidden_size: int
     pixels: Pixels
 
@@ -82,17 +83,19 @@ class GridAdapter:
         self.layout = PackedLayout(
             encoder.layouts,
             name,
-            patches_per_token=family.merge**2,
+            patches_per_token=family.pooled_patches or family.merge**2,
             max_segments=encoder.max_segments_per_graph,
+            **({"tokens_a_segment": 1} if family.pooled_patches else {}),
         )
         self.axes: tuple[CaptureAxis, ...] = self.layout.axes
         self._config = dict(config)
 
     def measure(self, grid: Grid) -> SegmentShape:
-        """One token for each square of patches."""
+        """One token for each square of patches, or for all of them."""
         frames, rows, columns = grid
         patches = frames * rows * columns
-        return SegmentShape(grid=grid, num_patches=patches, num_tokens=patches // self.family.merge**2)
+        tokens = 1 if self.family.pooled_patches else patches // self.family.merge**2
+        return SegmentShape(grid=grid, num_patches=patches, num_tokens=tokens)
 
     def probe(self, header: MediaHeader) -> ItemShape:
         """Sizes of the pieces."""
@@ -129,6 +132,8 @@ class GridAdapter:
 
     def default_budgets(self, axis_keys: AxisKeys, device: str) -> tuple[int, ...]:
         """Up to the largest images; fewer on a CPU."""
+        if self.family.pooled_patches:
+            return CPU_LADDER if device == "cpu" else LADDER
         return self.layout.default_budgets(device)
 
     def exact(self, shapes: Sequence[SegmentShape]) -> tuple[AxisKeys, Capacity]:

@@ -31,6 +31,7 @@ class Pixtral:
     """Implements `GridFamily`."""
 
     renames: tuple[tuple[str, str], ...] = ()
+    pooled_patches = 0
     tables: ClassVar[dict[str, Table]] = {"places": ((2,), "int32")}
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:

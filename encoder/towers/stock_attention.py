@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoder.attention import self_attention
+from encoder.attention import cross_attention, self_attention
 
 NAME = "flash_encpool"
 
@@ -35,6 +35,12 @@ class Boundaries:
 
 # Foreign code calls the attention and passes nothing of ours on; the variable is set for one forward of one thread.
 _bound: ContextVar[Boundaries] = ContextVar("boundaries")
+
+
+def pool(query_1D: Tensor, key_PD: Tensor, value_PD: Tensor, num_heads: int) -> Tensor:
+    """One query against the rows of each segment of the run: `[segments, D]`."""
+    bound = _bound.get()
+    return cross_attention(bound.backend, query_1D, key_PD, value_PD, bound.cu_seqlens, num_heads, bound.longest)
 
 
 @contextmanager
