@@ -13,11 +13,15 @@ from pathlib import Path
 
 import torch
 
+from cluster.client import Embedding, Outcome
 from cluster.config import PoolConfig
+from cluster.http_client import HttpClient, error_of
 from cluster.output import OutputWriter, check_directory
 from cluster.pool import EncoderPool
 from cluster.progress import EncodeProgress
 from cluster.sources import Source
+from cluster.wire import ItemAnswer
+from encoder.types import ItemShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,54 @@ def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, ov
         elapsed_s=elapsed_s,
         rates=rates,
     )
+
+
+def encode_files_over_http(
+    client: HttpClient, model: str, sources: Sequence[Source], out: Path, *, overwrite: bool = False
+) -> RunSummary:
+    """The same through a gateway that serves this model.
+
+    Raises ConfigError for an output directory that is taken, PoolError when nobody answers, RequestError when the
+    gateway does not want us.
+    """
+    check_directory(out, overwrite=overwrite)
+    metadata = {"format": "pt", "model": model, "encpool": _version()}
+    with (
+        _sigterm_as_interrupt(),
+        OutputWriter(out, metadata=metadata) as output,
+        EncodeProgress(len(sources)) as progress,
+    ):
+        answers = client.encode_many(source.path for source in sources)
+        for source, answer in zip(sources, answers, strict=True):
+            outcome = _outcome(source.path, answer)
+            output.write(source, outcome)
+            progress.advance(None if outcome.error is None else _naming(source.path, str(outcome.error)))
+        elapsed_s, rates = progress.elapsed_s, progress.rates()
+    return RunSummary(
+        num_items=progress.num_done,
+        num_failed=progress.num_failed,
+        num_parts=output.num_parts,
+        elapsed_s=elapsed_s,
+        rates=rates,
+    )
+
+
+def _outcome(path: str, answer: ItemAnswer) -> Outcome:
+    tokens = answer.tokens
+    if tokens is None:
+        return Outcome(source=path, embedding=None, error=error_of(answer))
+    num_patches = sum(frames * rows * columns for frames, rows, columns in tokens.grids)
+    embedding = Embedding(
+        tokens=tokens.torch(),
+        shape=ItemShape(grids=tokens.grids, num_patches=num_patches, num_tokens=tokens.shape[0]),
+        graphs=tokens.graphs,
+        misses=tokens.misses,
+        timings=dict(tokens.timings_ms),
+        note=tokens.note,
+        worker=tokens.worker,
+        cached=tokens.cached,
+    )
+    return Outcome(source=path, embedding=embedding, error=None)
 
 
 def default_num_workers() -> int:

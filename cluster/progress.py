@@ -24,12 +24,12 @@ MAX_ERROR_LINES = 10
 
 
 class EncodeProgress:
-    """Progress of one `encode`, in a `with`. Asks the pool for its counts as often as it shows them."""
+    """Progress of one `encode`, in a `with`. Asks the pool, if there is one, for its counts whenever it shows them."""
 
     def __init__(
         self,
         total: int,
-        stats: Callable[[], PoolStats],
+        stats: Callable[[], PoolStats] | None = None,
         *,
         stream: TextIO = sys.stderr,
         now_s: Callable[[], float] = time.monotonic,
@@ -85,6 +85,8 @@ class EncodeProgress:
 
     def rates(self) -> str:
         """Throughput, and of the graphs what the pool tells; a pool too busy to tell is no reason to stop."""
+        if self._stats is None:
+            return self._live()
         with suppress(EncoderPoolError):
             stats = self._stats()
             self._graph_rates = f", hit rate {stats.hit_rate:.0%}, fill {stats.fill:.0%}"

@@ -15,7 +15,7 @@ import binascii
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgpack
 import numpy as np
@@ -24,6 +24,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cluster.msgpack_reader import ReadLimits, read_msgpack
 from encoder.errors import BadMediaError, EncoderPoolError, RequestError, RequestTooLargeError
 from encoder.types import Grid
+
+if TYPE_CHECKING:
+    import torch
 
 VERSION = 1
 MSGPACK, JSON, JSON_LINES = "application/msgpack", "application/json", "application/x-ndjson"
@@ -50,6 +53,9 @@ class EncodeOptions(BaseModel):
 
     timeout_s: float | None = Field(default=None, gt=0, le=86_400, allow_inf_nan=False)
     """Deadline of every item, from the arrival of the request. None: the gateway's own."""
+
+    priority: Literal["interactive", "batch"] = "interactive"
+    """Interactive items pass batch items that wait, for a while."""
 
     stream: bool = False
     """Answer item by item, as they finish."""
@@ -89,6 +95,18 @@ class ItemTokens:
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     note: str | None = None
     worker: str = ""
+    cached: bool = False
+
+    def numpy(self) -> np.ndarray:
+        """Tokens `[rows, width]`; bfloat16, which numpy lacks, as float32."""
+        return as_float32(self) if self.dtype == "bfloat16" else words(self)
+
+    def torch(self) -> torch.Tensor:
+        """Tokens `[rows, width]` in their own dtype. Needs torch."""
+        import torch
+
+        tokens = torch.from_numpy(words(self).copy())
+        return tokens.view(torch.bfloat16) if self.dtype == "bfloat16" else tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +238,7 @@ def item_map(answer: ItemAnswer) -> dict[str, Any]:
         "misses": list(tokens.misses),
         "timings_ms": {name: round(ms, 3) for name, ms in tokens.timings_ms.items()},
         "worker": tokens.worker,
+        "cached": tokens.cached,
     }
     if tokens.note is not None:
         entry["note"] = tokens.note
@@ -287,6 +306,7 @@ def read_answer_item(entry: Mapping[str, Any]) -> ItemAnswer:
             timings_ms=entry["timings_ms"],
             note=entry.get("note"),
             worker=entry["worker"],
+            cached=entry["cached"],
         )
         if rows * width * ITEM_DTYPES[tokens.dtype].itemsize != len(tokens.data):
             raise ValueError(f"{len(tokens.data)} bytes are no {rows} x {width} {tokens.dtype}")

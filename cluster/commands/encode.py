@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, positive
+from encoder.errors import ConfigError
 
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
     from cluster.config import PoolConfig
+    from cluster.encode_files import RunSummary
+
+TOKEN_VARIABLE = "ENCPOOL_TOKEN"
 
 
 def add(commands: Commands) -> None:
@@ -34,12 +39,23 @@ def add(commands: Commands) -> None:
         "--workers", type=positive, metavar="N", help="number of workers (default: one a GPU, or one on the CPU)"
     )
     encode.add_argument("--dtype", choices=DTYPES, help="numbers to compute in (auto: bfloat16 on GPU, float32 on CPU)")
+    encode.add_argument(
+        "--url",
+        metavar="URL",
+        help=f"encode through the gateway at this address; its token, if it asks for one, in {TOKEN_VARIABLE}",
+    )
     encode.add_argument("--overwrite", action="store_true", help="replace an earlier run's results in DIR")
     encode.set_defaults(run=run)
 
 
 def run(parsed: argparse.Namespace) -> int:
     """Encode what the paths name."""
+    summary = _encode_here(parsed) if parsed.url is None else _encode_there(parsed)
+    print(f"{summary}; written to {parsed.out}")
+    return FAILED if summary.num_failed else OK
+
+
+def _encode_here(parsed: argparse.Namespace) -> RunSummary:
     from cluster.sources import find_sources
     from encoder.adapters.registry import resolve_model
 
@@ -48,9 +64,22 @@ def run(parsed: argparse.Namespace) -> int:
     sources = find_sources(parsed.paths, videos="video" in takes)
     from cluster.encode_files import encode_files
 
-    summary = encode_files(sources, parsed.out, config, overwrite=parsed.overwrite)
-    print(f"{summary}; written to {parsed.out}")
-    return FAILED if summary.num_failed else OK
+    return encode_files(sources, parsed.out, config, overwrite=parsed.overwrite)
+
+
+def _encode_there(parsed: argparse.Namespace) -> RunSummary:
+    """Through a gateway."""
+    if given := [name for name in ("config", "model", "workers", "dtype") if getattr(parsed, name) is not None]:
+        raise ConfigError(f"--{given[0]} is the gateway's affair; leave it out with --url")
+    from cluster.http_client import HttpClient
+    from cluster.sources import find_sources
+
+    with HttpClient(parsed.url, token=os.environ.get(TOKEN_VARIABLE)) as client:
+        model = client.models()[0]
+        sources = find_sources(parsed.paths, videos="video" in model.get("modalities", ()))
+        from cluster.encode_files import encode_files_over_http
+
+        return encode_files_over_http(client, str(model["id"]), sources, parsed.out, overwrite=parsed.overwrite)
 
 
 def _config(parsed: argparse.Namespace) -> PoolConfig:

@@ -5,45 +5,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from cluster.gateway.answers import SlowReader, error_response, send_stream, send_whole
+from cluster.gateway.answers import SlowReader, error_response
 from cluster.gateway.auth import Caller, TokenBook, read_tokens, require
-from cluster.gateway.bodies import read_encode_request
+from cluster.gateway.backend import Backend
 from cluster.gateway.config import GatewayConfig
-from cluster.gateway.dispatch import Dispatcher
-from cluster.gateway.fetch import Fetcher
+from cluster.gateway.counters import Counters
+from cluster.gateway.encode import encode
 from cluster.gateway.limits import CallerLimits, Refused, Room, Share
-from cluster.gateway.readiness import Readiness
-from cluster.gateway.work import Work
+from cluster.gateway.recent import Recent
 from cluster.pool import EncoderPool
-from cluster.wire import EncodeRequest
-from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError, UnknownModelError
+from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+HUNG_UP = 499  # what others call the status of a request whose client left; nobody is sent it
+
 
 class Gateway:
-    """One HTTP front door of a pool. Everything but the dispatcher belongs to one event loop."""
+    """One HTTP front door. Everything but the dispatcher belongs to one event loop."""
 
-    def __init__(self, pool: EncoderPool, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig) -> None:
         """Reads the tokens file. Raises ConfigError when there is something wrong with it."""
         self.config = config
-        self.pool = pool
+        self.port = config.port
+        self.recent = Recent()
+        self._room = Room(config)
+        self.counters = Counters(self._room)
         self._tokens: TokenBook | None = None if config.tokens_file is None else read_tokens(config.tokens_file)
         self._limits = CallerLimits(config)
-        self._room = Room(config)
-        self._dispatcher = Dispatcher(pool.client, config)
-        self._fetcher = Fetcher(config.media_urls, max_bytes=pool.config.worker.encoder.max_bytes)
-        self._readiness = Readiness(self._dispatcher, config)
+        self._backend: Backend | None = None
         self._draining = False
         self._runner: web.AppRunner | None = None
-        self.port = config.port
 
     @property
     def num_requests(self) -> int:
@@ -53,18 +54,21 @@ class Gateway:
     # --- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Listen; `port` then is the one that was found. Raises OSError when the address is taken."""
-        app = web.Application(middlewares=[self._answer_errors])
+        """Listen; `port` then is the one that was found. Until `attach` there is no pool: 503.
+
+        Raises OSError when the address is taken.
+        """
+        app = web.Application(middlewares=[self._around])
+        app.on_response_prepare.append(_name_server)
         app.add_routes(
             [
-                web.post("/v1/encode", self.encode),
+                web.post("/v1/encode", partial(encode, self)),
                 web.get("/v1/models", self.models),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
+                web.get("/metrics", self.metrics),
             ]
         )
-        self._dispatcher.start()
-        self._readiness.start()
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -77,6 +81,11 @@ class Gateway:
         await site.start()
         self.port = self._runner.addresses[0][1]
 
+    def attach(self, pool: EncoderPool) -> None:
+        """Serve this pool from now on. It stays the caller's."""
+        self._backend = Backend(pool, self.config)
+        self._backend.start()
+
     async def drain(self) -> bool:
         """Refuse what comes and wait for what is here; whether all of it was answered in time."""
         self._draining = True
@@ -88,124 +97,104 @@ class Gateway:
     async def close(self) -> None:
         """Hang up and end."""
         self._draining = True
-        await self._readiness.close()
         if self._runner is not None:
             await self._runner.cleanup()
-        await self._fetcher.close()
-        self._dispatcher.close()
+        if self._backend is not None:
+            await self._backend.close()
 
-    # --- routes --------------------------------------------------------------------------------------------------
+    # --- what routes ask -----------------------------------------------------------------------------------------
 
-    async def encode(self, request: web.Request) -> web.StreamResponse:
-        """`POST /v1/encode`."""
-        arrived_s = time.monotonic()
-        caller = self._caller(request, "encode")
-        self._check_open()
-        config = self.config
-        with self._limits.request(caller.name), self._room.request() as share:
-            share.take()  # before the body is read
-            asked = await read_encode_request(
-                request,
-                share,
-                max_bytes=config.max_request_bytes,
-                max_items=config.max_request_items,
-                timeout_s=config.read_timeout_s,
-            )
-            model = self._model(asked.options.model)
-            work = await self._begin(asked, share, arrived_s)
-            as_msgpack = "msgpack" in request.content_type
-            encoding = asked.options.encoding
-            if asked.options.stream:
-                return await send_stream(
-                    request,
-                    work.answers(),
-                    encoding=encoding,
-                    as_msgpack=as_msgpack,
-                    write_timeout_s=config.write_timeout_s,
-                )
-            async with aclosing(work.answers()) as answers:
-                found = sorted([answer async for answer in answers], key=lambda answer: answer.index)
-            return await send_whole(
-                request,
-                model,
-                found,
-                encoding=encoding,
-                as_msgpack=as_msgpack,
-                write_timeout_s=config.write_timeout_s,
-            )
+    def backend(self) -> Backend:
+        """The pool. Raises PoolClosedError while there is none, or none any more."""
+        if self._draining:
+            raise PoolClosedError("the gateway is draining; ask another one, or come back later")
+        if self._backend is None:
+            raise PoolClosedError("the pool is starting; come back later")
+        return self._backend
 
-    async def _begin(self, asked: EncodeRequest, share: Share, arrived_s: float) -> Work:
-        share.take(num_items=len(asked.items))
-        work = Work(
-            self._dispatcher,
-            self._fetcher,
-            asked.items,
-            share,
-            arrived_s=arrived_s,
-            timeout_s=asked.options.timeout_s or self.config.default_timeout_s,
-        )
-        await work.prepare(max_answer_bytes=None if asked.options.stream else self.config.max_answer_bytes)
-        return work
-
-    async def models(self, request: web.Request) -> web.StreamResponse:
-        """`GET /v1/models`."""
-        self._caller(request, "encode")
-        encoder = self.pool.config.worker.encoder
-        model = {
-            "id": encoder.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "encpool",
-            "hidden_size": self.pool.client.adapter.hidden_size,
-            "dtype": encoder.dtype,
-            "max_pixels": encoder.max_pixels,
-            "max_bytes": encoder.max_bytes,
-        }
-        return web.json_response({"object": "list", "data": [model]})
-
-    async def health(self, request: web.Request) -> web.StreamResponse:
-        """`GET /health`: this process answers."""
-        return web.json_response({"status": "draining" if self._draining else "ok"})
-
-    async def ready(self, request: web.Request) -> web.StreamResponse:
-        """`GET /ready`: a worker encoded something a short while ago."""
-        self._check_open()
-        self._readiness.check()
-        return web.json_response({"status": "ready"})
-
-    # --- before and after ----------------------------------------------------------------------------------------
-
-    def _caller(self, request: web.Request, right: str) -> Caller:
+    def caller(self, request: web.Request, right: str) -> Caller:
+        """Who asks. Raises UnauthorizedError and ForbiddenError."""
         if self._tokens is None:
             return Caller(name=request.remote or "unknown")
         caller = self._tokens.caller(request.headers.get("Authorization"))
         require(caller, right)
         return caller
 
-    def _check_open(self) -> None:
-        if self._draining:
-            raise PoolClosedError("the gateway is draining; ask another one, or come back later")
+    @contextmanager
+    def admit(self, request: web.Request) -> Iterator[tuple[Backend, Share]]:
+        """A request that wants something encoded, before its body is read: the pool, and its share of the room.
 
-    def _model(self, name: str | None) -> str:
-        served = self.pool.config.worker.encoder.model
-        if name not in (None, served):
-            raise UnknownModelError(f"no model {name!r} here; served: {served}")
-        return served
+        Raises UnauthorizedError, ForbiddenError, PoolClosedError and Refused.
+        """
+        caller = self.caller(request, "encode")
+        backend = self.backend()
+        started_s = time.monotonic()
+        with self._limits.request(caller.name), self._room.request() as share:
+            share.take()
+            yield backend, share
+            self.recent.answer(time.monotonic() - started_s, share.num_items)
+
+    # --- routes --------------------------------------------------------------------------------------------------
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """`GET /v1/models`."""
+        self.caller(request, "encode")
+        return web.json_response({"object": "list", "data": self.backend().models})
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        """`GET /health`: this process answers."""
+        state = "draining" if self._draining else "starting" if self._backend is None else "ok"
+        return web.json_response({"status": state})
+
+    async def ready(self, request: web.Request) -> web.StreamResponse:
+        """`GET /ready`: a worker encoded something a short while ago."""
+        self.backend().readiness.check()
+        return web.json_response({"status": "ready"})
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        """`GET /metrics`, for Prometheus."""
+        self.caller(request, "watch")
+        return web.Response(body=self.counters.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    # --- before and after ----------------------------------------------------------------------------------------
 
     @web.middleware
-    async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count every request, and answer what a route raises."""
+        resource = request.match_info.route.resource
+        route = "other" if resource is None else resource.canonical
+        started_s, status = time.monotonic(), HUNG_UP
+        try:
+            response = await self._answered(request, handler)
+            status = response.status
+            return response
+        finally:
+            self.counters.requests.labels(route, str(status)).inc()
+            self.counters.seconds.labels(route).observe(time.monotonic() - started_s)
+
+    async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except Refused as refused:
-            return error_response(refused.error, refused.retry_after_s)
+            return self._refuse(refused.error, refused.retry_after_s)
         except EncoderPoolError as error:
-            return error_response(error)
+            return self._refuse(error)
         except web.HTTPException as error:  # aiohttp's own: no such path, no such method
             body = {"error": {"type": "HTTPError", "message": error.reason, "code": error.status, "param": None}}
-            return web.json_response(body, status=error.status, headers={"Allow": error.headers.get("Allow", "")})
+            allow = error.headers.get("Allow")
+            return web.json_response(body, status=error.status, headers={"Allow": allow} if allow else {})
         except (ConnectionError, SlowReader) as error:
             logger.info("%s %s: the client is gone: %s", request.method, request.path, error)
             raise
         except Exception as error:  # edge of the process
             logger.exception("%s %s failed", request.method, request.path)
-            return error_response(EncodeError(f"the gateway failed: {type(error).__name__}"))
+            return self._refuse(EncodeError(f"the gateway failed: {type(error).__name__}"))
+
+    def _refuse(self, error: EncoderPoolError, retry_after_s: int | None = None) -> web.Response:
+        response = error_response(error, retry_after_s)
+        self.recent.note(response.status, type(error).__name__, str(error))
+        return response
+
+
+async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "encpool"  # no versions for strangers

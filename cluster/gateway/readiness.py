@@ -38,7 +38,7 @@ class Readiness:
         """Probe from now on."""
         self._task = asyncio.create_task(self._probe_for_ever())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Probe no more."""
         if self._task is not None:
             self._task.cancel()

@@ -15,8 +15,8 @@ from encoder.errors import ConfigError
 class GatewayThread:
     """Serves from `start` to `stop`. A `with` block does both."""
 
-    def __init__(self, pool: EncoderPool, config: GatewayConfig) -> None:
-        """The pool stays the caller's."""
+    def __init__(self, pool: EncoderPool | None, config: GatewayConfig) -> None:
+        """The pool stays the caller's. Without one it says 503 until `attach`."""
         self._pool = pool
         self._config = config
         self._loop = asyncio.new_event_loop()
@@ -45,9 +45,20 @@ class GatewayThread:
             raise
 
     async def _start(self) -> Gateway:
-        gateway = Gateway(self._pool, self._config)
+        gateway = Gateway(self._config)
         await gateway.start()
+        if self._pool is not None:
+            gateway.attach(self._pool)
         return gateway
+
+    def attach(self, pool: EncoderPool) -> None:
+        """Serve this pool from now on."""
+
+        async def attach() -> None:
+            assert self.gateway is not None
+            self.gateway.attach(pool)
+
+        asyncio.run_coroutine_threadsafe(attach(), self._loop).result()
 
     def drain(self) -> bool:
         """Refuse new requests and wait for those under way, `drain_timeout_s` at most; whether all were answered."""

@@ -18,6 +18,7 @@ from cluster.gateway.statuses import status_of
 from cluster.items import Item
 from cluster.wire import Encoded, ItemAnswer, ItemTokens, RequestItem
 from encoder.errors import DeadlineError, EncoderPoolError, RequestTooLargeError
+from workers.priority import Priority
 
 WINDOW_BYTES = 64 * 2**20  # tokens of a streamed answer that may be on their way while the reader is slow
 MAX_ITEMSIZE = 4  # bytes of a number of float32, the largest that a worker answers with
@@ -45,6 +46,7 @@ class Work:
         *,
         arrived_s: float,
         timeout_s: float,
+        priority: Priority,
     ) -> None:
         """`arrived_s`: when the request came, by `time.monotonic`."""
         self._dispatcher = dispatcher
@@ -54,6 +56,7 @@ class Work:
         self._loop = asyncio.get_running_loop()
         self._arrived_s = arrived_s
         self._timeout_s = timeout_s
+        self._priority = priority
         self._done: asyncio.Queue[ItemAnswer] = asyncio.Queue()
         self._ready: list[Ready] = []
         self._open: dict[int, Item] = {}
@@ -134,6 +137,7 @@ class Work:
             note=header.note,
             read_s=now_s,
             timeout_s=max(0.0, self._arrived_s + self._timeout_s - now_s),
+            priority=self._priority,
             on_end=partial(self._end, index),
         )
         num_bytes = shape.num_tokens * client.adapter.hidden_size * MAX_ITEMSIZE
@@ -220,4 +224,5 @@ def item_tokens(embedding: Embedding) -> ItemTokens:
         timings_ms=embedding.timings,
         note=embedding.note,
         worker=embedding.worker,
+        cached=embedding.cached,
     )

@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 BELOW: dict[str, set[str]] = {"encoder": set(), "workers": {"encoder"}, "cluster": {"encoder", "workers"}}
 
 RAY_FILES = {
-    "cluster/benchmark/load.py",
     "cluster/benchmark/rates.py",
     "workers/actor.py",
     "cluster/router.py",
@@ -57,6 +56,7 @@ WITHOUT_TORCH = [
     "cluster.gateway.statuses",
     "cluster.groups",
     "cluster.histogram",
+    "cluster.http_client",
     "cluster.leases",
     "cluster.msgpack_reader",
     "cluster.nodes",

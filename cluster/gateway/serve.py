@@ -1,0 +1,50 @@
+"""`encpool serve`: a gateway in the foreground, with a pool of its own or one that runs already."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from cluster.gateway.config import GatewayConfig
+from cluster.gateway.threaded import GatewayThread
+from cluster.pool import EncoderPool
+
+
+def serve(open_pool: Callable[[], AbstractContextManager[EncoderPool]], config: GatewayConfig) -> None:
+    """Serve until SIGINT or SIGTERM, then drain; a second signal ends it at once.
+
+    Raises ConfigError when the address or the tokens file cannot be used, and what opening the pool raises.
+    """
+    with GatewayThread(None, config) as gateway:  # it says 503 while the pool starts
+        _say(f"listening on {gateway.url}, the pool is starting")
+        with open_pool() as pool:
+            gateway.attach(pool)
+            with _signals() as stop:
+                print(f"serving {pool.config.worker.encoder.model} on {gateway.url}", flush=True)
+                if config.tokens_file is None and config.host not in ("127.0.0.1", "localhost", "::1"):
+                    _say("everybody who reaches this address may use it; set gateway.tokens_file")
+                stop.wait()
+            assert gateway.gateway is not None
+            _say(f"draining: {gateway.gateway.num_requests} requests under way; once more ends it at once")
+            if not gateway.drain():
+                _say(f"{gateway.gateway.num_requests} requests were not answered in time")
+            gateway.stop()
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set. Ray, once started, would answer SIGTERM with an abort."""
+    stop = threading.Event()
+    before = [(number, signal.signal(number, lambda *_: stop.set())) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield stop
+    finally:
+        for number, handler in before:
+            signal.signal(number, signal.default_int_handler if number is signal.SIGTERM else handler)
+
+
+def _say(line: str) -> None:
+    print(f"encpool: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,361 @@
+"""A client of the gateway for those who have no Ray: asyncio or plain calls, one answer an image, in order.
+
+Connections are kept. What the gateway or a worker puts off (429, 503) and what a broken connection loses is asked again
+after the `Retry-After` it was told, within `patience_s`: encoding twice does no harm. Free of torch and Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Generator, Iterable, Sequence
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import aiohttp
+import msgpack
+
+from cluster.wire import (
+    MSGPACK,
+    EncodeOptions,
+    ItemAnswer,
+    ItemTokens,
+    RequestItem,
+    read_answer_item,
+    write_request,
+)
+from encoder.errors import ERRORS, BadMediaError, EncoderPoolError, PoolError, RequestError
+
+AGAIN = frozenset({429, 502, 503})
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
+MAX_REQUEST_BYTES = 16 * 2**20
+CONNECT_TIMEOUT_S = 10.0
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+"""A path, a URL with http:// or https://, or the encoded bytes themselves."""
+
+Result = TypeVar("Result")
+
+
+class AsyncHttpClient:
+    """Encodes through a gateway. Belongs to one event loop; `async with` closes its connections."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        options: EncodeOptions | None = None,
+        patience_s: float = 60.0,
+        max_connections: int = 8,
+        items_per_request: int = 8,
+        rng: random.Random | None = None,
+    ) -> None:
+        """
+        Args:
+            url: of the gateway, such as "http://127.0.0.1:8080".
+            options: model, deadline and the like of every item.
+            patience_s: how long an item is asked for again before it fails.
+            max_connections: requests that `encode_many` has under way.
+            items_per_request: items that `encode_many` puts into one.
+        """
+        self.url = url.rstrip("/")
+        self._headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._options = (options or EncodeOptions()).model_copy(update={"stream": False})
+        self._patience_s = patience_s
+        self._max_connections = max_connections
+        self._items_per_request = items_per_request
+        self._rng = rng or random.Random()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> AsyncHttpClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def encode(self, source: Source) -> ItemTokens:
+        """Encode one image. Raises its typed error, or the request's; PoolError when nobody answers."""
+        (answer,) = await self._ask([await _load(source)])
+        if answer.tokens is None:
+            raise error_of(answer)
+        return answer.tokens
+
+    async def encode_many(self, sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[ItemAnswer]:
+        """An answer for each source, in their order, with bounded memory; what fails is an answer with an error.
+
+        Raises what concerns every item alike, such as UnauthorizedError.
+        """
+        tasks: deque[asyncio.Task[list[ItemAnswer]]] = deque()
+        first = 0
+        try:
+            async for batch in self._batches(sources):
+                if len(tasks) >= self._max_connections:
+                    for answer in await tasks.popleft():
+                        yield replace(answer, index=first)
+                        first += 1
+                tasks.append(asyncio.create_task(self._ask(batch)))
+            while tasks:
+                for answer in await tasks.popleft():
+                    yield replace(answer, index=first)
+                    first += 1
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stream(self, sources: Iterable[Source]) -> AsyncGenerator[ItemAnswer]:
+        """Answers of one request as its items end, in any order, each with its `index`. Nothing is asked again."""
+        items = [await _load(source) for source in sources]
+        bad = [ItemAnswer(index=n, status=422, error="BadMediaError", message=str(item.error))
+               for n, item in enumerate(items) if item.error]  # fmt: skip
+        for answer in bad:
+            yield answer
+        places = [index for index, item in enumerate(items) if item.error is None]
+        if not places:
+            return
+        options = self._options.model_copy(update={"stream": True})
+        body = BytesIO(write_request([items[index] for index in places], options))
+        try:
+            async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._headers) as response:
+                if response.content_type != MSGPACK:
+                    raise await _refusal(response)
+                unpacker = msgpack.Unpacker(max_buffer_size=2**32 - 1)
+                async for chunk in response.content.iter_any():
+                    unpacker.feed(chunk)
+                    for entry in unpacker:
+                        if entry.get("end"):
+                            return
+                        answer = read_answer_item(entry)
+                        yield replace(answer, index=places[answer.index])
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unreachable(self.url, error) from error
+        raise PoolError(f"{self.url} ended its stream before the last item")
+
+    async def models(self) -> list[dict[str, Any]]:
+        """What the gateway serves. Raises as `encode` does."""
+        try:
+            async with self._client().get(f"{self.url}/v1/models", headers=self._headers) as response:
+                if response.status != 200:
+                    raise await _refusal(response)
+                found: list[dict[str, Any]] = (await response.json())["data"]
+                return found
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, EncoderPoolError):
+                raise
+            raise _unreachable(self.url, error) from error
+
+    # --- one request -----------------------------------------------------------------------------------------------
+
+    async def _ask(self, items: Sequence[RequestItem]) -> list[ItemAnswer]:
+        """An answer for each item, in order; those put off are asked again while patience lasts."""
+        answers: dict[int, ItemAnswer] = {
+            index: ItemAnswer(index=index, status=422, error="BadMediaError", message=str(item.error))
+            for index, item in enumerate(items)
+            if item.error is not None
+        }
+        until_s = time.monotonic() + self._patience_s
+        wait_s = FIRST_WAIT_S
+        while left := [index for index in range(len(items)) if index not in answers]:
+            failure: EncoderPoolError | None = None
+            told_s: float | None = None
+            put_off: dict[int, ItemAnswer] = {}
+            try:
+                found, told_s = await self._post([items[index] for index in left])
+                for index, answer in zip(left, found, strict=True):
+                    (put_off if answer.status in AGAIN else answers)[index] = answer
+            except _PutOff as error:
+                failure, told_s = error.error, error.retry_after_s
+            except (aiohttp.ClientError, OSError) as error:
+                failure = _unreachable(self.url, error)
+            if failure is None and not put_off:
+                break
+            pause_s = (told_s or wait_s) * (1 + 0.25 * self._rng.random())
+            if time.monotonic() + pause_s > until_s:
+                if failure is not None:
+                    raise failure
+                answers |= put_off
+                break
+            await asyncio.sleep(pause_s)
+            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+        return [replace(answers[index], index=index) for index in range(len(items))]
+
+    async def _post(self, items: Sequence[RequestItem]) -> tuple[list[ItemAnswer], float | None]:
+        body = BytesIO(write_request(items, self._options))  # which aiohttp sends in pieces
+        async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._headers) as response:
+            if response.content_type != MSGPACK:
+                refusal = await _refusal(response)
+                if response.status in AGAIN:
+                    raise _PutOff(refusal, _retry_after(response))
+                raise refusal
+            entries = msgpack.unpackb(await response.read())["items"]
+            found = sorted(map(read_answer_item, entries), key=lambda answer: answer.index)
+            if len(found) != len(items):
+                raise RequestError(f"{len(items)} items were asked for, {len(found)} came back")
+            return found, _retry_after(response)
+
+    async def _batches(self, sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[list[RequestItem]]:
+        batch: list[RequestItem] = []
+        num_bytes = 0
+        async for source in _each(sources):
+            item = await _load(source)
+            size = len(item.data or b"")
+            if batch and (len(batch) >= self._items_per_request or num_bytes + size > MAX_REQUEST_BYTES):
+                yield batch
+                batch, num_bytes = [], 0
+            batch.append(item)
+            num_bytes += size
+        if batch:
+            yield batch
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S),
+                read_bufsize=2**20,
+            )
+        return self._session
+
+
+class HttpClient:
+    """The same for those who do not use asyncio. Any thread may call; a `with` block closes it."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        """See `AsyncHttpClient`."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="http-client", daemon=True)
+        self._thread.start()
+        self._inner = AsyncHttpClient(url, **options)
+
+    def __enter__(self) -> HttpClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections."""
+        if self._thread.is_alive():
+            self._wait(self._inner.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
+
+    def encode(self, source: Source) -> ItemTokens:
+        """See `AsyncHttpClient.encode`."""
+        return self._wait(self._inner.encode(source))
+
+    def encode_many(self, sources: Iterable[Source]) -> Generator[ItemAnswer, None, None]:
+        """See `AsyncHttpClient.encode_many`. Sources are taken in a thread of its own."""
+        return self._each(self._inner.encode_many(_in_thread(sources)))
+
+    def stream(self, sources: Iterable[Source]) -> Generator[ItemAnswer, None, None]:
+        """See `AsyncHttpClient.stream`."""
+        return self._each(self._inner.stream(sources))
+
+    def models(self) -> list[dict[str, Any]]:
+        """See `AsyncHttpClient.models`."""
+        return self._wait(self._inner.models())
+
+    def _each(self, answers: AsyncGenerator[ItemAnswer]) -> Generator[ItemAnswer, None, None]:
+        try:
+            while True:
+                answer = self._wait(anext(answers, None))
+                if answer is None:
+                    return
+                yield answer
+        finally:
+            self._wait(answers.aclose())
+
+    def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        future = asyncio.run_coroutine_threadsafe(_awaiting(coroutine), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+async def _awaiting(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    return await coroutine
+
+
+class _PutOff(Exception):
+    """The whole request may be asked again."""
+
+    def __init__(self, error: EncoderPoolError, retry_after_s: float | None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.retry_after_s = retry_after_s
+
+
+def error_of(answer: ItemAnswer) -> EncoderPoolError:
+    """The error of an item that failed, typed again."""
+    return ERRORS.get(answer.error or "", EncoderPoolError)(answer.message)
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> EncoderPoolError:
+    """What an answer without items says."""
+    try:
+        error = (await response.json(content_type=None))["error"]
+        return ERRORS.get(error["type"], RequestError)(error["message"])
+    except (ValueError, KeyError, TypeError, aiohttp.ClientError):
+        return PoolError(f"{response.url.origin()} answers {response.status} {response.reason}: is it a gateway?")
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float | None:
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() else None
+
+
+def _unreachable(url: str, error: BaseException) -> PoolError:
+    return PoolError(f"the gateway at {url} does not answer: {type(error).__name__}: {error}")
+
+
+async def _load(source: Source) -> RequestItem:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return RequestItem(data=source)
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        return RequestItem(url=source)
+    try:
+        return RequestItem(data=await asyncio.to_thread(Path(source).read_bytes))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return RequestItem(error=BadMediaError(f"{source} cannot be read: {reason}"))
+
+
+async def _each(sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[Source]:
+    if isinstance(sources, AsyncIterable):
+        async for source in sources:
+            yield source
+    else:
+        for source in sources:
+            yield source
+
+
+async def _in_thread(sources: Iterable[Source]) -> AsyncGenerator[Source]:
+    """The caller's iterator may block, so it does not run on the event loop."""
+    iterator = iter(sources)
+    done = object()
+    while (source := await asyncio.to_thread(next, iterator, done)) is not done:
+        yield source  # type: ignore[misc]

@@ -1,0 +1,208 @@
+"""The HTTP client against a real gateway, and against gateways that put it off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from cluster import EncoderPool
+from cluster.cli import main
+from cluster.gateway.config import GatewayConfig
+from cluster.gateway.threaded import GatewayThread
+from cluster.http_client import AsyncHttpClient, HttpClient, error_of
+from cluster.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens, join, msgpack_answer
+from encoder.errors import BadMediaError, DeadlineError, PoolError, PoolSaturatedError, UnauthorizedError
+
+
+@pytest.fixture
+def client(gateway: GatewayThread) -> Iterator[HttpClient]:
+    with HttpClient(gateway.url, items_per_request=3, max_connections=2) as client:
+        yield client
+
+
+def test_one_image_and_many_in_order_as_the_pool_encodes_them(
+    client: HttpClient, pool: EncoderPool, pictures: list[bytes], tmp_path: Path
+) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(pictures[0])
+    torch.testing.assert_close(client.encode(file).torch(), pool.encode(file).tokens, rtol=1e-5, atol=1e-5)
+    sources = [file, *pictures, b"broken", tmp_path / "gone.png", *pictures[:4]]
+    answers = list(client.encode_many(iter(sources)))
+    assert [answer.index for answer in answers] == list(range(len(sources)))
+    assert [answer.status for answer in answers] == [200] * 7 + [422] * 2 + [200] * 4
+    assert isinstance(error_of(answers[7]), BadMediaError)
+    assert "gone.png cannot be read: No such file" in answers[8].message
+    for source, answer in zip(sources, answers, strict=True):
+        if answer.tokens is not None:
+            same = pool.encode(source).tokens.numpy()
+            np.testing.assert_allclose(answer.tokens.numpy(), same, rtol=1e-5, atol=1e-5)
+
+
+def test_errors_are_raised_with_their_type(client: HttpClient, gateway: GatewayThread, pictures: list[bytes]) -> None:
+    with pytest.raises(BadMediaError, match="the file is text"):
+        client.encode(b"hello")
+    with HttpClient(gateway.url, options=EncodeOptions(timeout_s=1e-6)) as hasty, pytest.raises(DeadlineError):
+        hasty.encode(pictures[0])
+    with HttpClient("http://127.0.0.1:9", patience_s=0.3) as nobody, pytest.raises(PoolError, match="does not answer"):
+        nobody.encode(pictures[0])
+
+
+def test_a_stream_gives_items_as_they_end(client: HttpClient, pictures: list[bytes]) -> None:
+    answers = list(client.stream([b"broken", *pictures]))
+    assert sorted(answer.index for answer in answers) == list(range(len(pictures) + 1))
+    assert [answer.index for answer in answers if answer.tokens is None] == [0]
+
+
+def test_a_stream_left_early_drops_its_work(gateway: GatewayThread, pictures: list[bytes]) -> None:
+    async def first() -> int:
+        async with AsyncHttpClient(gateway.url) as client:
+            answers = client.stream(pictures * 30)
+            answer = await anext(answers)
+            await answers.aclose()
+            return answer.status
+
+    assert asyncio.run(first()) == 200
+    assert gateway.gateway is not None
+    for _ in range(300):
+        if not gateway.gateway.num_requests:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("the request goes on")
+
+
+# --- a gateway that puts off ---
+
+
+class Moody(BaseHTTPRequestHandler):
+    """Answers as its script says, then well."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        server: Any = self.server
+        server.num_asked += 1
+        mood = server.script.pop(0) if server.script else "well"
+        if mood == "hang up":
+            self.close_connection = True
+            return
+        if mood == "well":
+            tokens = ItemTokens(dtype="float32", shape=(1, 2), data=np.ones(2, "<f4").tobytes(), grids=((1, 1, 1),))
+            well = ItemAnswer(index=0, status=200, tokens=tokens)
+            body, kind, status = join(msgpack_answer("m", [well])), MSGPACK, 200
+        elif mood == "item full":
+            late = ItemAnswer(index=0, status=429, error="PoolSaturatedError", message="full")
+            body, kind, status = join(msgpack_answer("m", [late])), MSGPACK, 429
+        else:
+            error = {"error": {"type": "PoolSaturatedError", "message": "full"}}
+            body, kind, status = json.dumps(error).encode(), "application/json", int(mood)
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if status in (429, 503):
+            self.send_header("Retry-After", "1")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def moody() -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Moody)
+    server.daemon_threads = True
+    server.script, server.num_asked = [], 0
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_what_is_put_off_or_lost_is_asked_again(moody: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("cluster.http_client.asyncio.sleep", sleep)
+    moody.script = ["503", "429", "item full", "hang up"]
+    with HttpClient(f"http://127.0.0.1:{moody.server_port}") as client:
+        assert client.encode(b"x").numpy().tolist() == [[1.0, 1.0]]
+    assert moody.num_asked == 5
+    assert all(1 <= pause <= 1.25 for pause in pauses[:3])  # as told, spread a little
+    assert pauses[3] < 1.25
+
+
+def test_patience_ends(moody: Any) -> None:
+    for mood in ("429", "item full"):
+        moody.script = [mood] * 9
+        client = HttpClient(f"http://127.0.0.1:{moody.server_port}", patience_s=0.5)
+        with client, pytest.raises(PoolSaturatedError, match="full"):
+            client.encode(b"x")
+    assert moody.num_asked == 2
+
+
+def test_a_server_that_is_no_gateway_is_named(moody: Any) -> None:
+    client = HttpClient(f"http://127.0.0.1:{moody.server_port}")
+    with client, pytest.raises(PoolError, match="is it a gateway"):
+        client.models()
+
+
+# --- the command ---
+
+
+def test_the_command_encodes_through_a_gateway(
+    pool: EncoderPool,
+    pictures: list[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    for number, picture in enumerate(pictures[:3]):
+        (photos / f"{number}.png").write_bytes(picture)
+    (photos / "3.png").write_bytes(b"broken")
+    tokens_file = tmp_path / "tokens"
+    tokens_file.write_text("me 0123456789abcdef\n")
+    with GatewayThread(pool, GatewayConfig(port=0, tokens_file=tokens_file)) as gateway:
+        command = ["encode", str(photos), "--out", str(out), "--url", gateway.url]
+        assert main(command) == 1
+        assert "no token; send the header" in capsys.readouterr().err
+        monkeypatch.setenv("ENCPOOL_TOKEN", "0123456789abcdef")
+        assert main([*command, "--overwrite"]) == 1
+    captured = capsys.readouterr()
+    assert "4 items in" in captured.out
+    assert "1 failed" in captured.out
+    lines = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+    assert [line["status"] for line in lines] == ["ok", "ok", "ok", "error"]
+    for line, picture in zip(lines[:3], pictures, strict=False):
+        with safe_open(out / line["part"], framework="pt") as part:
+            tokens = part.get_tensor(line["id"])
+        torch.testing.assert_close(tokens, pool.encode(picture).tokens, rtol=1e-5, atol=1e-5)
+    assert main([*command, "--overwrite", "--workers", "2"]) == 2
+    assert "--workers is the gateway's affair" in capsys.readouterr().err
+
+
+def test_a_wrong_token_is_raised_at_once(pool: EncoderPool, tmp_path: Path) -> None:
+    tokens_file = tmp_path / "tokens"
+    tokens_file.write_text("me 0123456789abcdef\n")
+    with (
+        GatewayThread(pool, GatewayConfig(port=0, tokens_file=tokens_file)) as gateway,
+        HttpClient(gateway.url, token="wrong") as client,
+        pytest.raises(UnauthorizedError),
+    ):
+        list(client.encode_many([b"x"]))
