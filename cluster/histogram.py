@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgpack
@@ -53,9 +53,13 @@ class TrafficHistogram:
 
     def observe(self, items: Iterable[Grids]) -> None:
         """Count items that came just now."""
+        self.count(Counter(items))  # counted in C: a batch has few kinds
+
+    def count(self, kinds: Mapping[Grids, float]) -> None:
+        """Count so many items of each kind that came just now."""
         weight = self._weight()
         counts = self._counts
-        for grids, number in Counter(items).items():  # counted in C: a batch has few kinds
+        for grids, number in kinds.items():
             counts[grids] = counts.get(grids, 0.0) + number * weight
         if len(counts) > self.max_entries * _SLACK:
             self._drop_rarest()

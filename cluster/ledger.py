@@ -65,15 +65,19 @@ class Ledger:
         self._batches.append(Batch(now_s + self._lease_timeout_s, first, self._next_id, ask.client))
         entries: list[Grant | Refusal] = []
         refused: dict[int, Refusal] = {}  # in one call queues only grow: who got no room for a shape gets none again
+        for number, num_items in Counter(ask.which).items():
+            plans[number].num_leased += num_items
         for lease_id, (number, size) in enumerate(zip(ask.which, ask.sizes, strict=True), first):
             exclude = excluded.get(lease_id - first, ()) if excluded else ()
             if refused and number in refused and not exclude:
                 self.num_refused += refused[number].saturated
+                plans[number].num_leased -= 1
                 entries.append(refused[number])
                 continue
             choice = assign(plans[number], exclude, size, urgent)
             if isinstance(choice, Refusal):
                 self.num_refused += choice.saturated
+                plans[number].num_leased -= 1
                 entries.append(choice)
                 if not exclude:
                     refused[number] = choice

@@ -19,17 +19,19 @@ from cluster.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpa
 from cluster.ledger import Ledger
 from cluster.quarantine import Quarantine
 from cluster.routing import Plan, Seat, WorkerView
+from cluster.traffic import Traffic, TrafficLog
 from cluster.worker_index import WorkerIndex
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig
 from encoder.types import Grid
 from workers.costs import CostTable
-from workers.messages import Beat, ErrorNote, WorkerReport, WorkerState
+from workers.messages import Beat, ErrorNote, Heard, TracedItem, WorkerReport, WorkerState
 from workers.priority import Priority
 
 logger = logging.getLogger(__name__)
 
+COUNT_EVERY_S = 2.0  # leases are counted by shape as often, at most
 SUSPICION_S = 1.5  # reports that were under way when a worker died arrive well within it
 
 
@@ -73,6 +75,8 @@ class Router:
         self._check_numbers = count()
         self._next_checks: dict[str, int] = {}  # by worker id: number of its one check that still counts
         self._homes = Homes()
+        self._traffic = TrafficLog(now_s=now_s)
+        self._count_at_s = float("-inf")
         self._draining: set[str] = set()  # workers that are being taken away
         self._ledger = Ledger(
             lease_timeout_s=lease_timeout_s,
@@ -112,17 +116,18 @@ class Router:
         self._refresh(view)
         logger.info("%s is %s with %d graphs", report.incarnation, report.state, len(report.graphs))
 
-    def beat(self, beat: Beat) -> bool:
-        """A worker lives and has settled leases. False: it is unknown here and should register."""
+    def beat(self, beat: Beat) -> Heard:
+        """A worker lives, has settled leases, and tells what its segments ran in."""
         self._ledger.end(beat.settled)
+        self._traffic.hear(beat)
         view = self._workers.get(beat.worker_id)
         if view is None or view.incarnation != beat.incarnation:
-            return False
+            return Heard.UNKNOWN
         view.heard_s = self._now_s()
         if view.state is not beat.state or (view not in self._index and beat.worker_id not in self._draining):
             view.state = beat.state
             self._refresh(view)
-        return True
+        return Heard.TRACING if self._traffic.is_tracing else Heard.KNOWN
 
     def suspect(self, incarnation: str) -> None:
         """A client found this worker dead or stuck: no leases until it is heard from again."""
@@ -211,6 +216,17 @@ class Router:
         """Items for which no worker had room so far, each time they asked."""
         return self._ledger.num_refused
 
+    # --- traffic -------------------------------------------------------------------------------------------------
+
+    def traffic(self) -> Traffic:
+        """Kinds of items that got leases lately, and what became of their segments."""
+        self._traffic.count(self._index.take_counts())
+        return self._traffic.traffic()
+
+    def take_trace(self) -> tuple[TracedItem, ...]:
+        """See `TrafficLog.take_trace`."""
+        return self._traffic.take_trace()
+
     # --- leases --------------------------------------------------------------------------------------------------
 
     def assign(
@@ -248,6 +264,9 @@ class Router:
         """End the leases whose time is up, and list no worker that has been silent for too long."""
         self._ledger.expire()
         now_s = self._now_s()
+        if now_s >= self._count_at_s:
+            self._count_at_s = now_s + COUNT_EVERY_S
+            self._traffic.count(self._index.take_counts())
         while self._checks and self._checks[0][0] <= now_s:
             _, number, view = heappop(self._checks)
             if self._workers.get(view.worker_id) is view and self._next_checks.get(view.worker_id) == number:

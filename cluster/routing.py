@@ -153,11 +153,12 @@ class Group:
 class Plan:
     """Where items of one shape may go: groups, cheapest first."""
 
-    __slots__ = ("at_home", "groups", "num_tokens", "others", "pairs")
+    __slots__ = ("at_home", "groups", "num_leased", "num_tokens", "others", "pairs")
 
     def __init__(self, groups: list[Group]) -> None:
         self.groups = groups
         self.at_home: dict[WorkerView, Seat] = {}  # on workers that have such an item in their cache
+        self.num_leased = 0  # items that got a lease since `WorkerIndex.take_counts`
         self.num_tokens = 0  # of such an item, once somebody asked
         self.pairs = groups[0].pairs if groups else None  # of the cheapest
         self.others = groups[1:]

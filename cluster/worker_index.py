@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
@@ -45,6 +45,7 @@ class WorkerIndex:
         self._by_speed: dict[int, int] = {}
         self._splits: dict[Grid, list[int]] = {}
         self._plans: dict[tuple[Grid, ...], Plan] = {}
+        self._counts = Counter[tuple[Grid, ...]]()  # leases of plans that are gone
 
     def __contains__(self, view: WorkerView) -> bool:
         return view in self._slots
@@ -83,7 +84,22 @@ class WorkerIndex:
 
     def _forget(self) -> None:
         self._splits.clear()
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
+        for grids, plan in self._plans.items():
+            if plan.num_leased:
+                self._counts[grids] += plan.num_leased
         self._plans.clear()
+
+    def take_counts(self) -> Mapping[tuple[Grid, ...], int]:
+        """Leases given since the last time, by shape."""
+        counts, self._counts = self._counts, Counter()
+        for grids, plan in self._plans.items():
+            if plan.num_leased:
+                counts[grids] += plan.num_leased
+                plan.num_leased = 0
+        return counts
 
     def _workers(self, workers: int) -> list[WorkerView]:
         """Those in a set, by slot: a seed tells all."""
@@ -96,7 +112,7 @@ class WorkerIndex:
         plan = self._plans.get(grids)
         if plan is None:
             if len(self._plans) >= MAX_REMEMBERED_PLANS:
-                self._plans.clear()
+                self._forget_plans()
             plan = self._plans[grids] = self._plan(grids)
         return plan
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from encoder.errors import ConfigError
 from encoder.kernels.attention import (
     ragged_attention,
+    ragged_attention_8,
     ragged_attention_reference,
     ragged_cross_attention,
     ragged_cross_attention_reference,
@@ -31,6 +33,22 @@ if TYPE_CHECKING:
 
 SelfAttention = Callable[[Tensor], Tensor]
 """From the fused projections `[P, 3D]` (queries, keys, values) to `[P, D]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedAttention:
+    """Our kernel with its boundaries."""
+
+    cu_seqlens: Tensor
+    num_heads: int
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """A `SelfAttention`."""
+        return ragged_attention(qkv, self.cu_seqlens, self.num_heads)
+
+    def rounded(self, qkv: Tensor, mean_D: Tensor, factor: float) -> Tensor:
+        """`(attention - mean) * factor` in e4m3."""
+        return ragged_attention_8(qkv, self.cu_seqlens, self.num_heads, mean_D, factor)
 
 
 def choose_backend(wanted: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str:
@@ -64,7 +82,7 @@ def self_attention(backend: str, cu_seqlens: Tensor, num_heads: int, head_width:
         longest: no segment is longer than this (baked into a capture by `cudnn` and `varlen`).
     """
     if backend == "triton":
-        return lambda qkv: ragged_attention(qkv.view(-1, 3, num_heads, head_width), cu_seqlens, num_heads)
+        return RaggedAttention(cu_seqlens, num_heads)
     if backend == "cudnn":
         return _cudnn_attention(cu_seqlens, num_heads, head_width, longest)
     if backend == "varlen":

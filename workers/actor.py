@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ray.exceptions import RayError
 
 from encoder.types import GraphKey
 from workers.config import WorkerConfig
-from workers.messages import Beat, EncodeBatch, EncodeResult, WorkerReport, WorkerState
+from workers.messages import Beat, EncodeBatch, EncodeResult, Heard, WorkerReport, WorkerState, WorkerStats
 from workers.priority import Priority
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class EncoderWorkerActor:
         was_ready = False
         settled: list[int] = []
         looked_s = time.monotonic()  # after clients that were killed
+        told = WorkerStats()
         while self._worker.wait_started(self._interval_s) is WorkerState.STARTING:
             pass
         while True:
@@ -99,10 +101,16 @@ class EncoderWorkerActor:
                     incarnation=report.incarnation,
                     state=report.state,
                     settled=tuple(settled),
+                    outcomes=outcomes_since(told, report.stats),
+                    traced=self._worker.tracer.take(),
                 )
-                if not ray.get(self._router.beat.remote(beat), timeout=ROUTER_TIMEOUT_S):
+                answer: Any = ray.get(self._router.beat.remote(beat), timeout=ROUTER_TIMEOUT_S)
+                heard = Heard(answer)
+                self._worker.tracer.is_on = heard is Heard.TRACING
+                if heard is Heard.UNKNOWN:
                     registered = None
                 settled.clear()
+                told = report.stats
                 if time.monotonic() - looked_s >= self._interval_s:
                     looked_s = time.monotonic()
                     self._give_up_silent_clients()
@@ -134,6 +142,12 @@ class EncoderWorkerActor:
         while not self._settled.empty():
             settled.append(self._settled.get())
         return settled
+
+
+def outcomes_since(told: WorkerStats, now: WorkerStats) -> tuple[tuple[str, int], ...]:
+    """What segments ran in since an earlier count: graphs, or eagerly for a reason."""
+    before, after = (Counter({"graph": stats.segment_hits, **(stats.segment_misses or {})}) for stats in (told, now))
+    return tuple((after - before).items())
 
 
 def worker_actor_class(config: WorkerConfig) -> Any:

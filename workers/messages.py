@@ -6,14 +6,14 @@ Free of torch: bfloat16 travels as the uint16 words it is made of.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from itertools import accumulate
 
 import numpy as np
 
 from encoder.errors import ERRORS, EncodeError, EncoderPoolError
 from encoder.packing import GraphView
-from encoder.types import GraphKey, ItemShape
+from encoder.types import GraphKey, Grid, ItemShape
 from workers.cache import CacheStats
 from workers.priority import Priority
 
@@ -116,13 +116,34 @@ class WorkerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedItem:
+    """An item that was encoded, for a trace of the pool's traffic."""
+
+    time_s: float  # since the epoch
+    grids: tuple[Grid, ...]
+    graphs: tuple[str, ...]  # graph keys that its segments ran in
+    misses: tuple[str, ...]  # why segments of it ran eagerly
+    ms: float  # from the first launch to the last landing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A worker's short report to the router: that it lives, and which leases it has settled."""
+    """A worker's short report to the router: that it lives, which leases it has settled, and what it did meanwhile."""
 
     worker_id: str
     incarnation: str
     state: WorkerState
     settled: tuple[int, ...]
+    outcomes: tuple[tuple[str, int], ...] = ()  # segments since the last beat: "graph", or why they ran eagerly
+    traced: tuple[TracedItem, ...] = ()  # since the last beat, while the router traces
+
+
+class Heard(IntEnum):
+    """What the router answers to a beat."""
+
+    UNKNOWN = 0  # the worker should register
+    KNOWN = 1
+    TRACING = 2  # and tell of each item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,7 @@ from workers.messages import (
     WorkerStats,
 )
 from workers.priority import Priority
+from workers.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class EncoderWorker:
         self._lock = threading.Lock()
         self._calls = Calls(now_s=now_s)
         self._num_items = self._num_failed = 0
+        self.tracer = Tracer()
 
     def start(self) -> None:
         """Begin loading on the GPU thread and return at once; `wait_started` and `report` tell what came of it."""
@@ -131,6 +133,7 @@ class EncoderWorker:
                 job.wait()
         finally:
             self._calls.close(batch)
+        self.tracer.note(jobs, batch.items)
         return self._answer(jobs, gpu.runner)
 
     def cancel(self, call_id: str, numbers: Sequence[int] | None = None) -> None:

@@ -1,11 +1,11 @@
-"""`encpool bench`: measure the engine, or the router."""
+"""`encpool bench`: measure the engine, the router, or a pool."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, OK, positive
 
@@ -31,6 +31,18 @@ def add(commands: Commands) -> None:
     router.add_argument("--no-ray", action="store_true", help="leave out the router actor")
     _add_files(router)
     router.set_defaults(run=run_router)
+    pool = subjects.add_parser(
+        "pool", help="a pool beside the bare engine: throughput, one image alone, a killed worker"
+    )
+    pool.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
+    pool.add_argument("--model", metavar="NAME|DIR", help=f"(default: {DEFAULT_MODEL})")
+    pool.add_argument(
+        "--workers", type=positive, metavar="N", help="measured beside one (default: one per GPU, or two)"
+    )
+    pool.add_argument("--items", type=positive, metavar="N", help="items per worker (default: 1000, on CPUs 100)")
+    pool.add_argument("--repeats", type=positive, default=50, metavar="N", help="single images (default: %(default)s)")
+    _add_files(pool)
+    pool.set_defaults(run=run_pool)
 
 
 def _add_files(subject: argparse.ArgumentParser) -> None:
@@ -60,6 +72,27 @@ def run_router(parsed: argparse.Namespace) -> int:
     from cluster.benchmark.router import bench_router, table, write_json, write_plot
 
     report = bench_router(with_ray=not parsed.no_ray)
+    return _show(report, parsed, table, write_json, write_plot)
+
+
+def run_pool(parsed: argparse.Namespace) -> int:
+    """Measure a pool."""
+    import torch
+
+    from cluster.benchmark.pool import bench_pool, table, write_json, write_plot
+    from cluster.config import load_config, parse_config
+
+    num_gpus = torch.cuda.device_count()
+    values: dict[str, Any] = {"worker": {"encoder": {"model": DEFAULT_MODEL}}, "num_workers": num_gpus or 2}
+    if parsed.config is not None:
+        values = load_config(parsed.config).model_dump()
+    if parsed.model is not None:
+        values["worker"]["encoder"]["model"] = parsed.model
+    if parsed.workers is not None:
+        values["num_workers"] = parsed.workers
+    config = parse_config(values, source="bench pool")
+    num_items = parsed.items or (1000 if num_gpus else 100)
+    report = bench_pool(config, num_items=num_items, repeats=parsed.repeats, on_gpu=num_gpus > 0)
     return _show(report, parsed, table, write_json, write_plot)
 
 

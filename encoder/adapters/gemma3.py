@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
-from encoder.adapters.processors import processor_of, read_pixels, read_size, text_width, vision_config
+from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels, read_size, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Pixels, Tile, TileAdapter
+from encoder.adapters.tiles import Tile, TileAdapter
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ class Gemma3:
             raise ConfigError(f"{name}: images of {self.tile_size} pixels don't give {self.num_tokens} tokens")
         self.grid = (1, side // patch_size, side // patch_size)
         self.hidden_size = text_width(config, name)
-        self.pixels = read_pixels(config, Pixels(resample=Image.Resampling.BILINEAR))
+        self.pixels = read_pixels(config, HALF_BILINEAR)
         settings = processor_of(config)
         self.pan_and_scan = settings if settings.get("do_pan_and_scan") else None
 

@@ -49,7 +49,7 @@ class InternVL:
     def cut(self, width: int, height: int) -> list[Tile]:
         """The arrangement of tiles nearest in ratio of sides, and the whole image where they are more than one."""
         side_x, side_y = self.tile_size
-        columns, rows = _arrangement(width, height, self.tile_size, self.least, self.most)
+        columns, rows = arrangement(width, height, self.tile_size, self.least, self.most)
         tiles = grid_of_tiles(((columns * side_x, rows * side_y),), self.tile_size)
         return tiles if len(tiles) == 1 else [*tiles, Tile(resized=(self.tile_size,))]
 
@@ -85,10 +85,10 @@ class InternVL:
 
 
 @lru_cache(maxsize=65_536)
-def _arrangement(width: int, height: int, tile: Size, least: int, most: int) -> tuple[int, int]:
+def arrangement(width: int, height: int, tile: Size, least: int, most: int) -> tuple[int, int]:
     """Columns and rows nearest in ratio; of two equally near the larger, while the image has half its pixels.
 
-    After GotOcr2's image processor in transformers, which InternVL uses.
+    After GotOcr2's image processor in transformers, which InternVL uses; LFM2-VL has the same rule.
     """
     candidates = [
         (columns, rows)

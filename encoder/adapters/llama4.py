@@ -8,11 +8,9 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
-from encoder.adapters.processors import processor_of, read_pixels, read_size, text_width, vision_config
+from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels, read_size, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Pixels, Size, Tile, TileAdapter
+from encoder.adapters.tiles import Size, Tile, TileAdapter
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ class Llama4:
         self.grid = (1, side // patch_size, side // patch_size)
         self.num_tokens = self.grid[1] * self.grid[2] // 4
         self.hidden_size = text_width(config, name)
-        self.pixels = read_pixels(config, Pixels(resample=Image.Resampling.BILINEAR))
+        self.pixels = read_pixels(config, HALF_BILINEAR)
         settings = processor_of(config)
         self.most = max_tiles or settings.get("max_patches", 16)
         self.to_canvas = bool(settings.get("resize_to_max_canvas"))

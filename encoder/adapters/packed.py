@@ -25,16 +25,23 @@ class PackedLayout:
     choices: tuple[AxisKeys, ...] = ((PACKED,),)
 
     def __init__(
-        self, layouts: Sequence[str], name: str, *, patches_per_token: int, max_segments: int | None = None
+        self,
+        layouts: Sequence[str],
+        name: str,
+        *,
+        patches_per_token: int,
+        max_segments: int | None = None,
+        tokens_a_segment: int = TOKENS_A_SEGMENT,
     ) -> None:
         """`layouts` is the configured one. Raises ConfigError when it asks for more than "packed"."""
         if tuple(layouts) != (PACKED,):
             raise ConfigError(f"{name} runs packed alone, not in layouts {list(layouts)}; leave layouts out")
         self._patches_per_token, self._max_segments = patches_per_token, max_segments
+        self._tokens_a_segment = tokens_a_segment
 
     def capacity(self, token_budget: int) -> Capacity:
         """Room of a graph."""
-        segments = min(max(1, token_budget // TOKENS_A_SEGMENT), self._max_segments or token_budget)
+        segments = min(max(1, token_budget // self._tokens_a_segment), self._max_segments or token_budget)
         patches = token_budget * self._patches_per_token
         return Capacity(patches=patches, segments=segments, tokens=token_budget, longest=patches)
 

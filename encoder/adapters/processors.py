@@ -13,6 +13,7 @@ from encoder.errors import ConfigError
 IMAGENET = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 CLIP = Pixels(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
 HALF = Pixels()
+HALF_BILINEAR = Pixels(resample=Image.Resampling.BILINEAR)
 
 
 def processor_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -29,12 +29,15 @@ FAMILIES = {
     "qwen3-vl": "encoder.adapters.qwen_vl_family:QWEN3_VL",
     "qwen3-vl-moe": "encoder.adapters.qwen_vl_family:QWEN3_VL_MOE",
     "siglip": "encoder.adapters.siglip:FAMILY",
+    "siglip2": "encoder.adapters.siglip2:FAMILY",
     "clip": "encoder.adapters.clip:FAMILY",
     "dinov3": "encoder.adapters.dinov3:FAMILY",
     "internvl": "encoder.adapters.internvl:FAMILY",
     "gemma3": "encoder.adapters.gemma3:FAMILY",
     "llama4": "encoder.adapters.llama4:FAMILY",
     "idefics3": "encoder.adapters.idefics3:FAMILY",
+    "pixtral": "encoder.adapters.pixtral:FAMILY",
+    "lfm2-vl": "encoder.adapters.lfm2_vl:FAMILY",
 }
 
 

@@ -9,7 +9,7 @@ there is. `TileAdapter` does everything that such families share; a family says 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -42,6 +42,7 @@ class Tile:
     resized: tuple[Size, ...]
     corner: tuple[int, int] = (0, 0)  # x and y where the tile begins in what was resized; beyond that it is black
     box: Box | None = None  # of the image as it came
+    size: Size | None = None  # None: the family's tiles' size, or all that was resized
 
 
 def grid_of_tiles(resized: tuple[Size, ...], tile_size: Size) -> list[Tile]:
@@ -117,19 +118,8 @@ class TileAdapter:
 
     def prepare(self, image: Image.Image) -> list[Segment]:
         """Tiles of an RGB image; those of one resized picture share it."""
-        pictures: dict[tuple[Box | None, tuple[Size, ...]], np.ndarray] = {}
-        segments = []
-        for tile in self.family.cut(*image.size):
-            source = tile.box, tile.resized
-            if source not in pictures:
-                pictures[source] = self._resize(image.crop(tile.box) if tile.box else image, tile.resized)
-            segments.append(self._segment(_crop(pictures[source], tile.corner, self.family.tile_size)))
-        return segments
-
-    def _resize(self, image: Image.Image, sizes: Sequence[Size]) -> np.ndarray:
-        for size in sizes:
-            image = image.resize(size, self.family.pixels.resample)
-        return np.asarray(image)
+        tiles = [replace(tile, size=self.family.tile_size) for tile in self.family.cut(*image.size)]
+        return [self._segment(picture) for picture in cut_out(image, tiles, self.family.pixels.resample)]
 
     def _segment(self, picture: np.ndarray) -> Segment:
         return Segment(shape=self._tile, patches_PC=np.ascontiguousarray(picture).reshape(1, -1))
@@ -213,7 +203,22 @@ class TileAdapter:
         return TileModel(self.family, weights, device, dtype)
 
 
-def _crop(picture: np.ndarray, corner: tuple[int, int], size: Size) -> np.ndarray:
+def cut_out(image: Image.Image, tiles: Sequence[Tile], resample: Image.Resampling) -> list[np.ndarray]:
+    """Pixels `[height, width, 3]` of each tile; those of one resized picture share it."""
+    pictures: dict[tuple[Box | None, tuple[Size, ...]], np.ndarray] = {}
+    cuts = []
+    for tile in tiles:
+        source = tile.box, tile.resized
+        if source not in pictures:
+            resized = image.crop(tile.box) if tile.box else image
+            for size in tile.resized:
+                resized = resized.resize(size, resample)
+            pictures[source] = np.asarray(resized)
+        cuts.append(_cut(pictures[source], tile.corner, tile.size or tile.resized[-1]))
+    return cuts
+
+
+def _cut(picture: np.ndarray, corner: tuple[int, int], size: Size) -> np.ndarray:
     """`size` pixels of `[height, width, 3]` from the corner on, black where there are none."""
     (x, y), (width, height) = corner, size
     cut = picture[y : y + height, x : x + width]

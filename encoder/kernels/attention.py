@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from encoder.kernels.dispatch import cuda_compiles, is_hopper, runs_on_triton
+from encoder.kernels.fp8 import E4M3, quantise_rows
 
 
 def ragged_attention(
@@ -55,6 +56,28 @@ def ragged_attention(
         triton_attention.launch_self_attention(qkv_P3E, cu_seqlens, num_heads, scale, out)
         return out
     return ragged_attention_reference(qkv_P3E, cu_seqlens, num_heads, scale=scale, out=out)
+
+
+def ragged_attention_8(
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, num_heads: int, mean_E: torch.Tensor, factor: float
+) -> torch.Tensor:
+    """`(ragged_attention - mean) * factor` in e4m3, `[P, E]`: rows as the next linear layer takes them.
+
+    `mean_E` is float32. On Hopper it is the kernel's own last step.
+    """
+    head_width = mean_E.shape[0] // num_heads
+    if not (qkv.is_cuda and is_hopper(qkv.device.index) and fits_hopper(head_width, qkv.dtype) and cuda_compiles()):
+        return quantise_rows(ragged_attention(qkv, cu_seqlens, num_heads), factor, mean_D=mean_E)
+    from encoder.kernels import hopper_attention
+
+    assert qkv.is_contiguous()
+    check_offsets(cu_seqlens)
+    qkv_P3E = qkv.view(qkv.shape[0], -1)
+    out = torch.empty(qkv.shape[0], mean_E.shape[0], dtype=E4M3, device=qkv.device)
+    hopper_attention.launch_self_attention(
+        qkv_P3E, cu_seqlens, num_heads, head_width**-0.5, out, mean_E=mean_E, factor=factor
+    )
+    return out
 
 
 def ragged_cross_attention(

@@ -11,14 +11,16 @@
 // two (16 columns, 32-byte swizzle), filled with zeros beyond the head by the tensor map. V's rest lies in a second box of
 // 64, so that one wgmma of N = 72 spans both.
 //
-// Compiled by nvrtc.py with HEAD_WIDTH, CONSUMERS, KEYS, STAGES, CONSUMER_REGISTERS, PRODUCER_REGISTERS, MAIN_WIDTH, REST_WIDTH
-// and ELEMENT_* defined, behind the wgmma wrappers that hopper_attention.py writes:
+// With OUT_BYTES = 1 it gives e4m3: (out - mean) * factor, `mean` having one number a column.
+//
+// Compiled by nvrtc.py with HEAD_WIDTH, CONSUMERS, KEYS, STAGES, CONSUMER_REGISTERS, PRODUCER_REGISTERS, MAIN_WIDTH, REST_WIDTH,
+// OUT_BYTES and ELEMENT_* defined, behind the wgmma wrappers that hopper_attention.py writes:
 //   qk_<N>_first(float* d, u64 a, u64 b)   d[64 x N]  = A B^T, both in shared memory
 //   qk_<N>(float* d, u64 a, u64 b)         d[64 x N] += A B^T
 //   pv(float* d, const u32* a, u64 b)      d[64 x HEAD_WIDTH] += A B, A in registers
 
 constexpr int TILE = 64 * CONSUMERS;
-constexpr int CHUNKS = HEAD_WIDTH / 8;  // of 16 bytes
+constexpr int CHUNKS = HEAD_WIDTH / 8, CHUNK_BYTES = 8 * OUT_BYTES;
 constexpr int MAIN_STEPS = ((HEAD_WIDTH < 64 ? HEAD_WIDTH : 64) + 15) / 16, REST_STEPS = (HEAD_WIDTH - 64 + 15) / 16;
 constexpr int MAIN_ROW = 2 * MAIN_WIDTH, REST_ROW = 2 * REST_WIDTH, V_ROW = 128;  // bytes in shared memory
 constexpr int V_ATOMS = (HEAD_WIDTH + 63) / 64;
@@ -80,6 +82,14 @@ __device__ __forceinline__ u32 pack(float low, float high) {
     asm("cvt.rn." ELEMENT_PTX "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
+__device__ __forceinline__ unsigned short pack_e4m3(float low, float high) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+template <int BYTES> struct ChunkOf { using type = int4; };
+template <> struct ChunkOf<8> { using type = int2; };
+using Chunk = ChunkOf<CHUNK_BYTES>::type;
 // A turn at the tensor cores: named barriers, one a consumer, that the consumer before it opens.
 __device__ __forceinline__ void await_turn(int consumer) {
     asm volatile("bar.sync %0, 256;" ::"r"(8 + consumer) : "memory");
@@ -262,7 +272,8 @@ struct Ring {
 
 extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_attention(
     const __grid_constant__ TensorMap main_map, const __grid_constant__ TensorMap rest_map, const __grid_constant__ TensorMap v_map,
-    const int* __restrict__ cu, char* __restrict__ out, int num_segments, int num_heads, float scale) {
+    const int* __restrict__ cu, char* __restrict__ out, int num_segments, int num_heads, float scale, const float* __restrict__ mean,
+    float factor) {
     extern __shared__ __align__(1024) char shared[];
     const u32 base = shared_address(shared);
     const u32 q_full = base, q_free = base + 16, k_full = base + 64, v_full = k_full + 8 * STAGES, kv_free = v_full + 8 * STAGES;
@@ -315,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
     }
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    const long out_row_bytes = 2l * num_heads * HEAD_WIDTH;
+    const long out_row_bytes = (long)OUT_BYTES * num_heads * HEAD_WIDTH;
     const int consumer = warpgroup - 1, lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
     if (consumer == CONSUMERS - 1) pass_turn(consumer);  // the first turn is consumer 0's
     for (int n = 0; find(finder, blockIdx.x + n * gridDim.x, cu, num_segments, num_heads, tile); ++n) {
@@ -405,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
 
         // Rows leave through this consumer's part of Q, which all four of its warps have finished reading.
         asm volatile("bar.sync %0, 128;" ::"r"(consumer + 1) : "memory");
-        char* staged = shared + (q - base) + warp * 256;  // chunk-major: 64 rows of 16 bytes a chunk
+        char* staged = shared + (q - base) + warp * (16 * CHUNK_BYTES);  // chunk-major: 64 rows of a chunk
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float total = softmax.total[r];
@@ -413,17 +424,25 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
             total += __shfl_xor_sync(~0u, total, 2);
             const float inverse = 1.f / total;
 #pragma unroll
-            for (int c = 0; c < CHUNKS; ++c)
-                *(u32*)(staged + c * 1024 + (lane / 4 + 8 * r) * 16 + lane % 4 * 4) =
-                    pack(o[4 * c + 2 * r] * inverse, o[4 * c + 2 * r + 1] * inverse);
+            for (int c = 0; c < CHUNKS; ++c) {
+                char* to_pair = staged + c * (64 * CHUNK_BYTES) + (lane / 4 + 8 * r) * CHUNK_BYTES + lane % 4 * (2 * OUT_BYTES);
+                const float low = o[4 * c + 2 * r] * inverse, high = o[4 * c + 2 * r + 1] * inverse;
+                if constexpr (OUT_BYTES == 1) {
+                    const float2 m = __ldg((const float2*)(mean + tile.head * HEAD_WIDTH + 8 * c) + lane % 4);
+                    *(unsigned short*)to_pair = pack_e4m3((low - m.x) * factor, (high - m.y) * factor);
+                } else {
+                    *(u32*)to_pair = pack(low, high);
+                }
+            }
         }
         __syncwarp();
-        char* to = out + (long)(tile.begin + first + warp * 16) * out_row_bytes + tile.head * (2 * HEAD_WIDTH);
+        char* to = out + (long)(tile.begin + first + warp * 16) * out_row_bytes + tile.head * (OUT_BYTES * HEAD_WIDTH);
 #pragma unroll
         for (int i = lane; i < 16 * CHUNKS; i += 32) {
             const int row = i / CHUNKS, chunk = i - row * CHUNKS;
             if (first + warp * 16 + row < tile.length)
-                *(int4*)(to + row * out_row_bytes + chunk * 16) = *(const int4*)(staged + chunk * 1024 + row * 16);
+                *(Chunk*)(to + row * out_row_bytes + chunk * CHUNK_BYTES) =
+                    *(const Chunk*)(staged + chunk * (64 * CHUNK_BYTES) + row * CHUNK_BYTES);
         }
         fence_async_proxy();
         __syncwarp();

@@ -57,14 +57,18 @@ def launch_self_attention(
     scale: float,
     out_PE: torch.Tensor,
     shape: Shape | None = None,
+    mean_E: torch.Tensor | None = None,
+    factor: float = 1.0,
 ) -> None:
+    """`out_PE` in the dtype of `qkv_P3E`, or e4m3: then `(out - mean) * factor` is what is rounded."""
     num_rows, width = out_PE.shape
     num_segments = cu_seqlens.shape[0] - 1
     if num_rows == 0 or num_segments == 0:
         return
     head_width = width // num_heads
     shape = shape or shape_for(head_width)
-    kernel = self_attention_kernel(out_PE.device.index, head_width, qkv_P3E.dtype, shape)
+    assert (mean_E is not None) == (out_PE.dtype == torch.float8_e4m3fn)
+    kernel = self_attention_kernel(out_PE.device.index, head_width, qkv_P3E.dtype, out_PE.dtype, shape)
     main, rest = Boxes.of(head_width)
     main_map, rest_map, v_map = (qkv_map(qkv_P3E, head_width, columns) for columns in (main, rest or 64, 64))
     max_tiles = (num_rows // (64 * shape.consumers) + num_segments) * num_heads
@@ -72,6 +76,7 @@ def launch_self_attention(
     kernel.launch(
         min(max_tiles, multiprocessors), shape.threads,
         main_map, rest_map, v_map, cu_seqlens, out_PE, num_segments, num_heads, scale * LOG2_E,
+        cu_seqlens if mean_E is None else mean_E, factor,
     )  # fmt: skip
 
 
@@ -89,10 +94,12 @@ def qkv_map(qkv_P3E: torch.Tensor, head_width: int, columns: int) -> TensorMap:
 
 
 @functools.cache
-def self_attention_kernel(device_index: int, head_width: int, dtype: torch.dtype, shape: Shape) -> Kernel:
+def self_attention_kernel(
+    device_index: int, head_width: int, dtype: torch.dtype, out_dtype: torch.dtype, shape: Shape
+) -> Kernel:
     """Compiled at first use, in a second or two; call it once before a capture."""
     return compile_kernel(
-        self_attention_source(head_width, dtype, shape),
+        self_attention_source(head_width, dtype, out_dtype, shape),
         "ragged_attention",
         device_index=device_index,
         arch="sm_90a",
@@ -112,7 +119,7 @@ def shared_bytes(head_width: int, shape: Shape, stages: int) -> int:
     return 1024 + 2 * shape.consumers * 64 * row + stages * shape.keys * (row + v_row)
 
 
-def self_attention_source(head_width: int, dtype: torch.dtype, shape: Shape) -> str:
+def self_attention_source(head_width: int, dtype: torch.dtype, out_dtype: torch.dtype, shape: Shape) -> str:
     element = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
     producer_registers, consumer_registers = shape.registers
     boxes = Boxes.of(head_width)
@@ -123,6 +130,7 @@ def self_attention_source(head_width: int, dtype: torch.dtype, shape: Shape) -> 
         "CONSUMERS": shape.consumers,
         "KEYS": shape.keys,
         "STAGES": num_stages(head_width, shape),
+        "OUT_BYTES": out_dtype.itemsize,
         "PRODUCER_REGISTERS": producer_registers,
         "CONSUMER_REGISTERS": consumer_registers,
         "ELEMENT_PTX": f'"{element}"',

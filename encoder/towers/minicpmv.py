@@ -49,7 +49,7 @@ class MiniCPMVModel:
             self._quantise(adapter, device)
 
     def _quantise(self, adapter: MiniCPMV, device: torch.device) -> None:
-        """Calibrate the tower's fp8 layers on drawn pictures of common shapes."""
+        """Calibrate the fp8 layers on drawn pictures of common shapes."""
         pictures = [draw_picture(width, height, seed) for seed, (width, height) in enumerate(CALIBRATION_SIZES)]
         segments = [segment for picture in pictures for segment in adapter.prepare(picture)]
         axis_keys, capacity = adapter.exact([segment.shape for segment in segments])
@@ -59,7 +59,8 @@ class MiniCPMVModel:
         inputs = layout.views(block.to(device))
         tower = self.tower
         attend = self_attention(self.backend, inputs["cu_seqlens"], tower.num_heads, tower.head_width, capacity.longest)
-        tower.quantise(inputs["pixels"], inputs["position_ids"], attend)
+        features_PD = tower.quantise(inputs["pixels"], inputs["position_ids"], attend)
+        self.resampler.quantise(features_PD)
 
     def reserve(self, longest: int) -> None:
         """Grow the resampler's tables to the coordinates of such segments."""

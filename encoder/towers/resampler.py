@@ -10,13 +10,17 @@ W_k y + W_k P = W_k y + C[column] + R[row], two small tables that are gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from encoder.kernels.fp8 import Linear8, layer_norm_8
 from encoder.kernels.gather import add_table_rows_
 from encoder.kernels.norms import layer_norm
+from encoder.towers.packed_vit import Norm
+from encoder.towers.packed_vit_fp8 import Seen, quantise_linears
 
 EPS = 1e-6
 HEAD_WIDTH = 128
@@ -68,6 +72,7 @@ class Resampler:
         self._row_weight = weight_k[:, half:].to(device)
         self._dtype = dtype
         self._key_tables: list[tuple[Tensor, Tensor]] = []  # of columns and of rows, `[N, E]`; the last is in use
+        self._kv_8: tuple[Norm, Linear8] | None = None
 
     def reserve(self, num_coordinates: int) -> None:
         """Make the tables hold coordinates below `num_coordinates`. Not inside a capture."""
@@ -83,6 +88,14 @@ class Resampler:
             )
         )
 
+    def quantise(self, features_PD: Tensor) -> None:
+        """Turn the projection to keys and values to fp8, calibrated on these features."""
+        seen = Seen.of(layer_norm(F.linear(features_PD, self.kv_proj), *self.ln_kv, EPS), covariance=False)
+        norm, seen = seen.centred(Norm(weight=self.ln_kv[0], bias=self.ln_kv[1]))
+        linear = quantise_linears([self.kv_weight], [seen])[0]
+        self._kv_8 = norm, replace(linear, bias_N=seen.bias(self.kv_bias, self.kv_weight))
+        del self.kv_weight
+
     def forward(
         self,
         features_PD: Tensor,
@@ -91,12 +104,18 @@ class Resampler:
         attend: Callable[[Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
         """Features to tokens `[S * Q, E]`. `attend(queries, keys, values)` keeps to each slice's own patches."""
-        y_PE = layer_norm(F.linear(features_PD, self.kv_proj), *self.ln_kv, EPS)
-        k_PE, v_PE = F.linear(y_PE, self.kv_weight, self.kv_bias).chunk(2, dim=1)
+        k_PE, v_PE = self._keys_and_values(F.linear(features_PD, self.kv_proj)).chunk(2, dim=1)
         column_keys, row_keys = self._key_tables[-1]
         add_table_rows_(k_PE, column_keys, columns_P, row_keys, rows_P)
         tokens = F.linear(attend(self.query_QE, k_PE, v_PE), *self.out_proj)
         return F.linear(layer_norm(tokens, *self.ln_post, EPS), self.proj)
+
+    def _keys_and_values(self, x_PE: Tensor) -> Tensor:
+        if self._kv_8 is None:
+            return F.linear(layer_norm(x_PE, *self.ln_kv, EPS), self.kv_weight, self.kv_bias)
+        norm, linear = self._kv_8
+        ones_P1 = torch.ones(len(x_PE), 1, device=x_PE.device)
+        return linear(layer_norm_8(x_PE, norm.weight, norm.bias, EPS), ones_P1)
 
 
 def coordinate_codes(num_coordinates: int, width: int, device: torch.device) -> Tensor:

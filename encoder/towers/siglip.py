@@ -13,6 +13,7 @@ from torch import Tensor
 from encoder.adapters.minicpmv_config import MiniCPMVSizes
 from encoder.attention import SelfAttention
 from encoder.kernels.elementwise import patches_to_pixels
+from encoder.kernels.norms import layer_norm
 from encoder.towers.packed_vit import Block, Norm, run_blocks
 from encoder.towers.packed_vit_fp8 import Block8, quantise_blocks, run_blocks_8
 
@@ -86,11 +87,12 @@ class SiglipTower:
         ]
         self._blocks_8: list[Block8] | None = None
 
-    def quantise(self, pixels_PC: Tensor, position_ids_P: Tensor, attend: SelfAttention) -> None:
-        """Turn the GEMMs of the layers to fp8, calibrated on these patches."""
+    def quantise(self, pixels_PC: Tensor, position_ids_P: Tensor, attend: SelfAttention) -> Tensor:
+        """Turn the GEMMs of the layers to fp8, calibrated on these patches; their features `[P, D]`."""
         x_PD = self._embed(pixels_PC) + self.positions[position_ids_P]
-        self._blocks_8 = quantise_blocks(x_PD, self.blocks, self.eps, attend)
+        self._blocks_8, x_PD = quantise_blocks(x_PD, self.blocks, self.eps, attend)
         self.blocks = []
+        return layer_norm(x_PD, self.post_norm.weight, self.post_norm.bias, self.eps)
 
     def forward(self, pixels_PC: Tensor, position_ids_P: Tensor, attend: SelfAttention) -> Tensor:
         """uint8 patch rows in the order (y, x, channel) to features `[P, D]`."""

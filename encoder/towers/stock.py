@@ -1,22 +1,27 @@
 """transformers' own vision modules as encoders: built from a config, loaded from released tensors, captured whole."""
 
-# Shapes: N tiles, H and W pixels of a tile, T tokens of a tile, E width of a token.
+# Shapes: N tiles, H and W pixels of a tile, T tokens (of a tile), E width of a token; P patches of a run, C numbers of
+# a patch, D model width.
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from encoder.adapters.grids import Rows
 from encoder.config import Precision
 from encoder.errors import ConfigError
+from encoder.kernels.elementwise import CENTRE, patches_to_pixels
+from encoder.towers.stock_attention import Boundaries, attend_raggedly, within
 from encoder.types import AxisKeys, Capacity
 
 if TYPE_CHECKING:
+    from encoder.adapters.grids import GridFamily
     from encoder.adapters.tiles import Pixels, TileFamily
 
 
@@ -43,13 +48,10 @@ def stock_class(model: str, name: str) -> Any:
     return getattr(importlib.import_module(f"transformers.models.{model}.{file}_{model}"), name)
 
 
-def stock_config(model: str, name: str, values: Mapping[str, Any], attention: str = "sdpa") -> Any:
-    """A config of these values, whose modules use the named attention.
-
-    The field is set directly: transformers' own setter looks up names that it does not know on a hub.
-    """
+def stock_config(model: str, name: str, values: Mapping[str, Any]) -> Any:
+    """A config of these values."""
     config = stock_class(model, name).from_dict(dict(values))
-    config._attn_implementation = attention
+    config._attn_implementation = "sdpa"
     return config
 
 
@@ -119,3 +121,60 @@ class TileModel:
         bytes_NHWC = inputs["pixels"].view(-1, self._height, self._width, 3)
         pixels_NCHW = self._normalise(bytes_NHWC).permute(0, 3, 1, 2).contiguous()
         return self._forward(pixels_NCHW).flatten(0, 1)
+
+
+class PatchEmbedding:
+    """uint8 patch rows to the model's width by one GEMM, with the normalisation of pixels folded into it.
+
+    With v in 0..255, (v / 255 - mean) / std = (v - 128) / (255 std) + (128 / 255 - mean) / std; v - 128 is exact in 16
+    bits. A module that stacks frames is given the same picture for each, so its weights add up.
+    """
+
+    def __init__(self, module: torch.nn.Module, pixels: Pixels, *, channels_last: bool = False) -> None:
+        """`module` is a convolution over one patch, or a linear layer over (y, x, channel) when `channels_last`."""
+        weight, bias = module.weight, module.bias
+        assert isinstance(weight, Tensor)
+        if channels_last:
+            weight_DLC = weight.double().unflatten(1, (-1, 3))
+        else:
+            weight_DCL = (weight.sum(2) if weight.dim() == 5 else weight).double().flatten(2)
+            weight_DLC = weight_DCL.transpose(1, 2)
+        mean, std = (
+            torch.tensor(values, dtype=torch.float64, device=weight.device) for values in (pixels.mean, pixels.std)
+        )
+        folded = (weight_DLC / (255 * std)).flatten(1)
+        shift = (weight_DLC * ((CENTRE / 255 - mean) / std)).sum((1, 2))
+        self.weight = torch.nn.functional.pad(folded, (0, -folded.shape[1] % 8)).to(weight.dtype)
+        self.bias = (shift + bias.double() if isinstance(bias, Tensor) else shift).to(weight.dtype)
+
+    def __call__(self, pixels_PC: Tensor) -> Tensor:
+        """`[P, D]`."""
+        x_PC = patches_to_pixels(pixels_PC, width=self.weight.shape[1], dtype=self.weight.dtype)
+        return torch.nn.functional.linear(x_PC, self.weight, self.bias)
+
+
+class GridModel:
+    """Packed patches of any grids through a family's modules. Implements `EncoderModel`."""
+
+    def __init__(
+        self,
+        family: GridFamily,
+        weights: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        backend: str,
+    ) -> None:
+        modules = load_modules(family, weights, device, dtype)
+        attend_raggedly(modules)
+        self._forward: Callable[[Rows], Tensor] = family.bind(modules)
+        self._backend = backend
+
+    def reserve(self, longest: int) -> None:
+        """Nothing depends on lengths."""
+
+    def forward(self, inputs: Mapping[str, Tensor], axis_keys: AxisKeys, capacity: Capacity) -> Tensor:
+        """Tokens `[T, E]`."""
+        tables = {name: tensor for name, tensor in inputs.items() if name not in ("pixels", "cu_seqlens")}
+        rows = Rows(pixels_PC=inputs["pixels"], tables=tables, cu_seqlens=inputs["cu_seqlens"])
+        with within(Boundaries(backend=self._backend, cu_seqlens=rows.cu_seqlens, longest=capacity.longest)):
+            return self._forward(rows)

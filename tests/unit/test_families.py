@@ -1,29 +1,26 @@
 """Every family on transformers' modules against transformers itself: its model, its processor, its file names.
 
 The reference is a whole model of a tiny preset's config with random weights, saved as transformers saves it and fed by
-its own image processor. Ours reads that directory. A new family is one more `Case`.
+its own image processor. Ours reads that directory. A new family is one more `Case` in `family_cases.py`.
 """
 
 from __future__ import annotations
 
-import ast
 import json
-import math
 import random
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from family_cases import CASES, Case
 from PIL import Image
-from transformers.image_utils import SizeDict
 
-from encoder.adapters.llama4 import Llama4
+from encoder.adapters.grids import GridAdapter
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
@@ -35,111 +32,6 @@ from encoder.weights import load_tensors, random_tensors
 
 SIZES = [(200, 120), (90, 200), (31, 47), (64, 64)]
 TOLERANCE = 1e-4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A family: its tiny preset, and how transformers computes the same tokens."""
-
-    preset: str
-    model: str  # class name in transformers
-    tokens: Callable[[Any, Any], torch.Tensor]  # from the model and its processor's batch of one image
-    processor: str = ""  # class name; empty: transformers has none that runs without torchvision
-    settings: dict[str, Any] = field(default_factory=dict)  # of the processor
-    output: str = "patches"
-    num_tokens: Callable[[Any], int] | None = None  # from the processor's batch of one image; None: always the same
-
-    def __str__(self) -> str:
-        return f"{self.preset.removeprefix('tiny-')}-{self.output}"
-
-
-CASES = [
-    Case(
-        preset="tiny-siglip",
-        model="SiglipModel",
-        processor="SiglipImageProcessorPil",
-        settings={"size": {"height": 70, "width": 70}},
-        tokens=lambda model, batch: model.vision_model(**batch).last_hidden_state[0],
-    ),
-    Case(
-        preset="tiny-siglip",
-        output="pooled",
-        model="SiglipModel",
-        processor="SiglipImageProcessorPil",
-        settings={"size": {"height": 70, "width": 70}},
-        tokens=lambda model, batch: model.get_image_features(**batch).pooler_output,
-    ),
-    Case(
-        preset="tiny-clip",
-        model="CLIPModel",
-        processor="CLIPImageProcessorPil",
-        settings={"size": {"shortest_edge": 60}, "crop_size": {"height": 56, "width": 56}},
-        tokens=lambda model, batch: model.vision_model(**batch).last_hidden_state[0, 1:],
-    ),
-    Case(
-        preset="tiny-clip",
-        output="pooled",
-        model="CLIPModel",
-        processor="CLIPImageProcessorPil",
-        settings={"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
-        tokens=lambda model, batch: model.get_image_features(**batch).pooler_output,
-    ),
-    Case(
-        preset="tiny-dinov3",
-        model="DINOv3ViTModel",
-        tokens=lambda model, batch: model(**batch).last_hidden_state[0, 5:],
-    ),
-    Case(
-        preset="tiny-dinov3",
-        output="pooled",
-        model="DINOv3ViTModel",
-        tokens=lambda model, batch: model(**batch).pooler_output,
-    ),
-    Case(
-        preset="tiny-internvl",
-        model="InternVLForConditionalGeneration",
-        processor="GotOcr2ImageProcessorPil",
-        settings={"size": {"height": 56, "width": 56}, "crop_to_patches": True, "max_patches": 6},
-        tokens=lambda model, batch: model.get_image_features(batch["pixel_values"]).pooler_output.flatten(0, 1),
-        num_tokens=lambda batch: 4 * len(batch["pixel_values"]),
-    ),
-    Case(
-        preset="tiny-gemma3",
-        model="Gemma3ForConditionalGeneration",
-        processor="Gemma3ImageProcessorPil",
-        settings={
-            "size": {"height": 56, "width": 56},
-            "do_pan_and_scan": True,
-            "pan_and_scan_min_crop_size": 64,
-            "pan_and_scan_max_num_crops": 4,
-            "pan_and_scan_min_ratio_to_activate": 1.2,
-        },
-        tokens=lambda model, batch: model.get_image_features(batch["pixel_values"]).pooler_output.flatten(0, 1),
-        num_tokens=lambda batch: 4 * len(batch["pixel_values"]),
-    ),
-    Case(
-        preset="tiny-llama4",
-        model="Llama4ForConditionalGeneration",
-        tokens=lambda model, batch: model.multi_modal_projector(
-            model.get_image_features(**batch).last_hidden_state
-        ).flatten(0, 1),
-        num_tokens=lambda batch: 4 * len(batch["pixel_values"]),
-    ),
-    Case(
-        preset="tiny-idefics3",
-        model="Idefics3ForConditionalGeneration",
-        processor="Idefics3ImageProcessorPil",
-        tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
-        num_tokens=lambda batch: 4 * batch["pixel_values"].shape[1],
-    ),
-    Case(
-        preset="tiny-smolvlm",
-        model="SmolVLMForConditionalGeneration",
-        processor="SmolVLMImageProcessorPil",
-        tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
-        num_tokens=lambda batch: batch["pixel_values"].shape[1],
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,21 +69,9 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         return
     if settings:
         (snapshot / "preprocessor_config.json").write_text(json.dumps(settings))
-    yield Reference(case=case, snapshot=snapshot, model=model, processor=OursAsBatch(snapshot))
-
-
-class OursAsBatch:
-    """Our preparation as a model's input, where transformers has none that runs here."""
-
-    def __init__(self, snapshot: Path) -> None:
-        self.adapter: Any = load_adapter(EncoderConfig(model=str(snapshot)))
-
-    def __call__(self, image: Image.Image) -> dict[str, torch.Tensor]:
-        family = self.adapter.family
-        width, height = family.tile_size
-        tiles = [torch.tensor(segment.patches_PC).view(height, width, 3) for segment in self.adapter.prepare(image)]
-        mean, std = torch.tensor(family.pixels.mean), torch.tensor(family.pixels.std)
-        return {"pixel_values": ((torch.stack(tiles) / 255 - mean) / std).permute(0, 3, 1, 2)}
+    assert case.ours is not None
+    adapter = load_adapter(EncoderConfig(model=str(snapshot)))
+    yield Reference(case=case, snapshot=snapshot, model=model, processor=partial(case.ours, adapter))
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +82,8 @@ def pictures() -> list[Image.Image]:
 def test_tokens_equal_transformers(reference: Reference, pictures: list[Image.Image]) -> None:
     """Together in graphs and alone, eagerly: the same tokens as many as predicted, as transformers gives."""
     config = EncoderConfig(model=str(reference.snapshot), output=reference.case.output)
+    if isinstance(load_adapter(config), GridAdapter):
+        config = config.model_copy(update={"token_budgets": (4, 16, 64)})
     runner = EncoderRunner.from_config(config, "cpu")
     runner.capture()
     eager = EncoderRunner.from_config(config.model_copy(update={"graphs": False}), "cpu")
@@ -230,41 +112,12 @@ def test_token_counts_are_the_processors(reference: Reference) -> None:
     count = reference.case.num_tokens
     adapter = load_adapter(EncoderConfig(model=str(reference.snapshot), output=reference.case.output))
     rng = random.Random(0)
-    for _ in range(200):
-        width, height = (round(2 ** rng.uniform(4, 9)) for _ in range(2))
+    for width, height in [(round(2 ** rng.uniform(4, 9)), round(2 ** rng.uniform(4, 9))) for _ in range(200)]:
         shape = adapter.probe(MediaHeader(width=width, height=height))
         if count is None:
             assert shape.num_tokens == adapter.measure(shape.grids[0]).num_tokens
         else:
             assert shape.num_tokens == count(reference.processor(Image.new("RGB", (width, height))))
-
-
-def functions_of(file: str, names: set[str], **known: Any) -> dict[str, Any]:
-    """Functions out of a source file of transformers that can't be imported without torchvision."""
-    source = Path(transformers.__file__).parent / "models" / file
-    nodes = [node for node in ast.parse(source.read_text()).body if getattr(node, "name", "") in names]
-    space: dict[str, Any] = {"torch": torch, "math": math, "defaultdict": defaultdict, "lru_cache": lru_cache, **known}
-    future = ast.ImportFrom(module="__future__", names=[ast.alias("annotations")], level=0)
-    exec(compile(ast.fix_missing_locations(ast.Module([future, *nodes], [])), source, "exec"), space)
-    return space
-
-
-def test_llama4_chooses_the_canvas_that_transformers_chooses() -> None:
-    """Its processor needs torchvision, but for the functions that decide."""
-    names = {"get_factors", "get_max_res_without_distortion", "find_supported_resolutions", "get_best_fit"}
-    theirs = functions_of("llama4/image_processing_llama4.py", names, SizeDict=None)
-    size = SizeDict(height=336, width=336)
-    resolutions = torch.tensor(theirs["find_supported_resolutions"](max_num_chunks=16, patch_size=size))
-    family = Llama4({**resolve_model("random-llama4-scout").config}, "scout", max_tiles=None)
-    rng = random.Random(1)
-    for _ in range(200):
-        width, height = (round(2 ** rng.uniform(4, 12)) for _ in range(2))
-        rows, columns = (side // 336 for side in theirs["get_best_fit"]((height, width), resolutions).tolist())
-        most = min(max(height, 336), rows * 336), min(max(width, 336), columns * 336)
-        resized = theirs["get_max_res_without_distortion"]((height, width), most)
-        tiles = family.cut(width, height)
-        assert len(tiles) == rows * columns + (rows * columns > 1)
-        assert all(tile.resized == (resized[::-1],) for tile in tiles[: rows * columns])
 
 
 @pytest.mark.parametrize("preset", sorted({case.preset for case in CASES}))

@@ -140,7 +140,7 @@ def test_hopper_kernel_fits_every_head_width(head_width: int) -> None:
     assert shared_bytes(head_width, shape, stages) <= 227 * 1024
     producer, consumer = shape.registers
     assert 128 * producer + 128 * shape.consumers * consumer <= 65536
-    assert f"m64n{head_width}k16" in self_attention_source(head_width, torch.bfloat16, shape)
+    assert f"m64n{head_width}k16" in self_attention_source(head_width, torch.bfloat16, torch.bfloat16, shape)
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 BELOW: dict[str, set[str]] = {"encoder": set(), "workers": {"encoder"}, "cluster": {"encoder", "workers"}}
 
 RAY_FILES = {
+    "cluster/benchmark/load.py",
     "cluster/benchmark/rates.py",
     "workers/actor.py",
     "cluster/router.py",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
+from heapq import heappop, heappush
 
 import pytest
 from fakes import TOKENS, Clock, fake_adapter, graph, report
@@ -11,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cluster.histogram import TrafficHistogram
 from cluster.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpack
 from cluster.router import Router
 from cluster.routing import Seat, WorkerView, assign, scan
 from cluster.worker_index import WorkerIndex
 from encoder.packing import GraphView
-from encoder.types import ItemShape
+from encoder.types import Grid, ItemShape
 from workers.costs import CostTable
-from workers.messages import Beat, ErrorNote, WorkerState
+from workers.messages import Beat, ErrorNote, Heard, TracedItem, WorkerState
 
 GRIDS = ((1, 10, 10),)
 
@@ -382,6 +385,88 @@ def test_a_worker_that_drops_a_graph_keeps_its_leases() -> None:
     assert in_flight(pool)["w"] == 0
 
 
+# --- traffic ----------------------------------------------------------------------------------------------------------
+
+
+def seen(router: Router) -> dict[tuple[Grid, ...], float]:
+    return TrafficHistogram.from_bytes(router.traffic().histogram, now_s=router._now_s).counts()
+
+
+def test_what_got_a_lease_is_counted_by_shape_and_what_was_refused_is_not() -> None:
+    pool = router()
+    pool.register(report("w", graphs=(graph(2, cost_ms=40),), max_queue_ms=100))
+    pool.assign([LeaseRequest(shape=shape())] * 3)
+    pool.register(report("v", max_queue_ms=1e6))  # plans are made anew: counts stay
+    pool.assign([LeaseRequest(shape=shape(2)), LeaseRequest(shape=shape())])
+    assert seen(pool) == {GRIDS: 3, GRIDS * 2: 1}
+
+
+def test_outcomes_fade() -> None:
+    clock = Clock()
+    pool = router(clock)
+    told = Beat(
+        worker_id="w",
+        incarnation="w/0",
+        state=WorkerState.READY,
+        settled=(),
+        outcomes=(("graph", 30), ("too_large", 10)),
+    )
+    pool.beat(told)
+    clock.now += 600
+    pool.beat(replace(told, outcomes=(("graph", 5),)))
+    traffic = pool.traffic()
+    assert traffic.outcomes == pytest.approx({"graph": 20, "too_large": 5})
+    assert traffic.hit_rate == pytest.approx(0.8)
+
+
+def test_a_trace_begins_with_the_first_fetch_and_ends_when_nobody_fetches() -> None:
+    clock = Clock()
+    pool = router(clock)
+    pool.register(report("w"))
+    item = TracedItem(time_s=1.0, grids=GRIDS, graphs=("g",), misses=(), ms=3.0)
+    told = replace(beat("w"), traced=(item,))
+    assert pool.beat(told) is Heard.KNOWN
+    assert pool.take_trace() == ()
+    assert pool.beat(told) is Heard.TRACING
+    assert pool.take_trace() == (item,)
+    clock.now += 20
+    assert pool.beat(told) is Heard.KNOWN
+    assert pool.take_trace() == ()
+
+
+# --- fairness ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_queue_ms", [1e9, 30.0])
+def test_many_clients_of_one_item_each_are_served_alike_and_load_equal_workers_alike(max_queue_ms: float) -> None:
+    """48 clients, each with one item under way, on 6 workers that take 10 ms an item; with and without a full pool."""
+    clock, rng = Clock(), random.Random(0)
+    pool = router(clock)
+    for number in range(6):
+        pool.register(report(f"w{number}", graphs=(graph(2, cost_ms=10),), max_queue_ms=max_queue_ms))
+    free_s = dict.fromkeys([f"w{number}" for number in range(6)], clock.now)
+    done: Counter[int] = Counter()
+    loads: Counter[str] = Counter()
+    events: list[tuple[float, float, int, Lease | None]] = [(clock.now, rng.random(), n, None) for n in range(48)]
+    until_s = clock.now + 5
+    while events[0][0] < until_s:
+        clock.now, _, client, ended = heappop(events)
+        if ended is not None:
+            pool.beat(beat(ended.worker_id, ended.lease_id))
+            done[client] += 1
+            loads[ended.worker_id] += 1
+        (answer,) = pool.assign([LeaseRequest(shape=shape())])
+        if isinstance(answer, Lease):
+            free_s[answer.worker_id] = max(clock.now, free_s[answer.worker_id]) + 0.01
+            heappush(events, (free_s[answer.worker_id], rng.random(), client, answer))
+        else:
+            later_s = clock.now + max(0.01, answer.retry_ms / 1e3) * rng.uniform(0.9, 1.1)
+            heappush(events, (later_s, rng.random(), client, None))
+    assert done.total() > 0.95 * 6 * 5 / 0.01
+    assert max(loads.values()) < 1.02 * min(loads.values())
+    assert min(done.values()) > 0.8 * max(done.values())
+
+
 class RouterHistory(RuleBasedStateMachine):
     """Whatever happens in whatever order, each worker's cost in flight is that of the leases it holds."""
 
@@ -392,10 +477,13 @@ class RouterHistory(RuleBasedStateMachine):
         self.incarnations: dict[str, int] = {}
         self.held: dict[int, tuple[str, float, float]] = {}  # lease: worker, cost, expiry
         self.draining: set[str] = set()
+        self.leaving: set[str] = set()
+        self.number = 0
 
     @rule(name=st.sampled_from("abc"), cost_ms=st.floats(1, 30))
     def restart(self, name: str, cost_ms: float) -> None:
-        self.incarnations[name] = self.incarnations.get(name, -1) + 1
+        self.number += 1
+        self.incarnations[name] = self.number
         self.held = {key: lease for key, lease in self.held.items() if lease[0] != name}
         self.draining.discard(name)
         self.router.register(
@@ -423,13 +511,31 @@ class RouterHistory(RuleBasedStateMachine):
         incarnation = f"{name}/{self.incarnations[name]}"
         self.router.beat(Beat(worker_id=name, incarnation=incarnation, state=state, settled=settled))
 
+    @precondition(lambda self: self.incarnations)
+    @rule(data=st.data())
+    def stop_leases(self, data: st.DataObject) -> None:
+        """The pool takes a worker away; it goes on reporting that it is ready."""
+        name = data.draw(st.sampled_from(sorted(self.incarnations)))
+        self.leaving.add(name)
+        self.router.drain(name)
+
+    @precondition(lambda self: self.incarnations)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.incarnations)))
+        self.router.forget(name)
+        del self.incarnations[name]
+        self.draining.discard(name)
+        self.leaving.discard(name)
+        self.held = {key: lease for key, lease in self.held.items() if lease[0] != name}
+
     @rule(num_items=st.integers(1, 8), num_segments=st.integers(1, 9), excluded=st.sampled_from(["", "a", "b"]))
     def assign(self, num_items: int, num_segments: int, excluded: str) -> None:
         exclude = frozenset({f"{excluded}/{self.incarnations[excluded]}"} if excluded in self.incarnations else ())
         requests = [LeaseRequest(shape=shape(num_segments), exclude=exclude)] * num_items
         for answer in self.router.assign(requests):
             if isinstance(answer, Lease):
-                assert answer.worker_id not in self.draining
+                assert answer.worker_id not in self.draining | self.leaving
                 assert answer.incarnation not in exclude
                 assert answer.lease_id not in self.held
                 assert answer.incarnation == f"{answer.worker_id}/{self.incarnations[answer.worker_id]}"

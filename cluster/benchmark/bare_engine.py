@@ -1,0 +1,43 @@
+"""The engine's own throughput, host to host, as JSON: read a task from stdin, print figures. See pool.py."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+
+import torch
+
+from encoder.benchmark.measure import wall_seconds
+from encoder.config import EncoderConfig
+from encoder.pictures import draw_picture
+from encoder.runner import EncoderRunner
+
+MIN_SEGMENTS = 400  # a run on a GPU, so that filling and emptying the pipeline do not count
+REPEATS = 7
+
+
+def main() -> None:
+    """Encode the pictures' segments again and again; the median run counts."""
+    task = json.load(sys.stdin)
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    runner = EncoderRunner.from_config(EncoderConfig.model_validate(task["encoder"]), str(device))
+    runner.capture()
+    prepared = [
+        runner.adapter.prepare(draw_picture(width, height, seed)) for seed, (width, height) in enumerate(task["sizes"])
+    ]
+    segments = [segment for item in prepared for segment in item]
+    if device.type == "cuda":
+        segments = segments * -(-MIN_SEGMENTS // len(segments))
+    seconds = wall_seconds(lambda: runner.encode(segments), device, REPEATS)
+    stats = runner.stats
+    figures = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "segments_per_s": len(segments) / statistics.median(seconds),
+        "fill": stats.useful_patches / max(1, stats.replayed_patches),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Encoders of transformers that take an image at its own ratio of sides: patches of any grids, packed end to end.
+
+`GridAdapter` does everything that such families share; a family says the rest in a `GridFamily`. Whatever depends on
+a grid alone (positions, interpolation weights) is a table with a row for each patch, made on the host and kept.
+"""
+
+# Shapes: P patches of a run, C numbers of a patch, T tokens.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.packed import PackedLayout, fill_offsets, fill_rows
+from encoder.adapters.tiles import CPU_LADDER, LADDER, Pixels, Tile, cut_out
+from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
+
+if TYPE_CHECKING:
+    import torch
+
+    from encoder.config import EncoderConfig, Precision
+    from encoder.media import MediaHeader
+
+Table = tuple[tuple[int, ...], str]
+"""Shape of a patch's row, and its dtype."""
+
+SAMPLE_SIDE = 16  # patches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What a family's forward gets: the rows of a run and where segments end."""
+
+    pixels_PC: torch.Tensor  # uint8, each patch in the order (y, x, channel)
+    tables: Mapping[str, torch.Tensor]
+    cu_seqlens: torch.Tensor  # int32 `[segments + 1]`; what comes after the last offset is padding
+
+
+class GridFamily(Protocol):
+    """What a family says of itself."""
+
+    patch_size: int
+    merge: int  # a token is a square of so many patches a side; they follow one another
+    pooled_patches: int  # 0; or a segment gives one token, and has at most about so many patches
+    hidden_size: int
+    pixels: Pixels
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """What it needs to know of each patch beside its pixels."""
+
+    @property
+    def renames(self) -> Sequence[tuple[str, str]]:
+        """See `encoder.towers.stock.StockFamily`."""
+
+    def cut(self, width: int, height: int) -> list[Tile]:
+        """The pieces of an image of this size, each a segment, in the order of their tokens."""
+
+    def rows(self, grid: Grid) -> Mapping[str, np.ndarray]:
+        """The tables' rows for the patches of a grid, square by square of a token's patches."""
+
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """transformers' modules, by the prefix of their tensors' names. Imports torch."""
+
+    def bind(self, modules: Mapping[str, Any]) -> Callable[[Rows], torch.Tensor]:
+        """The forward over loaded modules, to tokens `[T, E]`; safe to capture. Attention keeps to segments."""
+
+
+class GridAdapter:
+    """Adapter of one checkpoint of a grid family. Implements `EncoderAdapter`."""
+
+    path = "image"
+
+    def __init__(self, family: GridFamily, config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> None:
+        """Raises ConfigError for layouts other than the packed one."""
+        self.encoder, self.family = name, family
+        self.hidden_size = family.hidden_size
+        self.layout = PackedLayout(
+            encoder.layouts,
+            name,
+            patches_per_token=family.pooled_patches or family.merge**2,
+            max_segments=encoder.max_segments_per_graph,
+            **({"tokens_a_segment": 1} if family.pooled_patches else {}),
+        )
+        self.axes: tuple[CaptureAxis, ...] = self.layout.axes
+        self._config = dict(config)
+
+    def measure(self, grid: Grid) -> SegmentShape:
+        """One token for each square of patches, or for all of them."""
+        frames, rows, columns = grid
+        patches = frames * rows * columns
+        tokens = 1 if self.family.pooled_patches else patches // self.family.merge**2
+        return SegmentShape(grid=grid, num_patches=patches, num_tokens=tokens)
+
+    def probe(self, header: MediaHeader) -> ItemShape:
+        """Sizes of the pieces."""
+        sizes = [piece.size or piece.resized[-1] for piece in self.family.cut(header.width, header.height)]
+        side = self.family.patch_size
+        shapes = [self.measure((1, height // side, width // side)) for width, height in sizes]
+        return ItemShape(
+            grids=tuple(shape.grid for shape in shapes),
+            num_patches=sum(shape.num_patches for shape in shapes),
+            num_tokens=sum(shape.num_tokens for shape in shapes),
+        )
+
+    def prepare(self, image: Image.Image) -> list[Segment]:
+        """Pieces of an RGB image."""
+        pictures = cut_out(image, self.family.cut(*image.size), self.family.pixels.resample)
+        return [self._segment(picture) for picture in pictures]
+
+    def _segment(self, picture: np.ndarray) -> Segment:
+        """Cut `[height, width, 3]` into patch rows (y, x, channel), the patches of a token after one another."""
+        side, merge = self.family.patch_size, self.family.merge
+        shape = self.measure((1, picture.shape[0] // side, picture.shape[1] // side))
+        _, rows, columns = shape.grid
+        squares = picture.reshape(rows // merge, merge, side, columns // merge, merge, side * 3)
+        patches = np.ascontiguousarray(squares.transpose(0, 3, 1, 4, 2, 5))
+        return Segment(shape=shape, patches_PC=patches.reshape(shape.num_patches, side * side * 3))
+
+    def axis_choices(self, grid: Grid) -> list[AxisKeys]:
+        """Packed, whatever the grid."""
+        return list(self.layout.choices)
+
+    def capacity(self, axis_keys: AxisKeys, token_budget: int) -> Capacity:
+        """Room for `token_budget` tokens of any grids."""
+        return self.layout.capacity(token_budget)
+
+    def default_budgets(self, axis_keys: AxisKeys, device: str) -> tuple[int, ...]:
+        """Up to the largest images; fewer on a CPU."""
+        if self.family.pooled_patches:
+            return CPU_LADDER if device == "cpu" else LADDER
+        return self.layout.default_budgets(device)
+
+    def exact(self, shapes: Sequence[SegmentShape]) -> tuple[AxisKeys, Capacity]:
+        """A run of just these segments."""
+        return self.layout.exact(shapes)
+
+    def sample(self, axis_keys: AxisKeys) -> Segment:
+        """A small square of noise: every budget holds some."""
+        side = SAMPLE_SIDE * self.family.patch_size
+        return self._segment(np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
+
+    def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:
+        """Boundaries, the family's tables, pixels."""
+        tables = {
+            name: TensorSpec(shape=(capacity.patches, *shape), dtype=dtype)
+            for name, (shape, dtype) in self.family.tables.items()
+        }
+        return {
+            "cu_seqlens": TensorSpec(shape=(capacity.segments + 1,), dtype="int32"),
+            **tables,
+            "pixels": TensorSpec(shape=(capacity.patches, 3 * self.family.patch_size**2), dtype="uint8"),
+        }
+
+    def fill(
+        self,
+        host: Mapping[str, np.ndarray],
+        segments: Sequence[Segment],
+        axis_keys: AxisKeys,
+        capacity: Capacity,
+    ) -> int:
+        """Lay the segments end to end."""
+        ends = np.cumsum([segment.shape.num_patches for segment in segments])
+        fill_offsets(host["cu_seqlens"], ends)
+        tables = [self.family.rows(segment.shape.grid) for segment in segments]
+        for name in self.family.tables:
+            fill_rows(host[name], [rows[name] for rows in tables])
+        for segment, end in zip(segments, ends, strict=True):
+            host["pixels"][end - segment.shape.num_patches : end] = segment.patches_PC
+        return int(ends[-1]) if len(ends) else 0
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Released names and shapes of the vision part."""
+        from encoder.towers.stock import weight_shapes
+
+        return weight_shapes(self.family)
+
+    def checkpoint_config(self) -> dict[str, Any]:
+        """The config it was made from."""
+        return dict(self._config)
+
+    def build(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        attention: str,
+        precision: Precision,
+    ) -> EncoderModel:
+        """transformers' modules on the device."""
+        from encoder.towers.stock import GridModel, check_native
+
+        check_native(self.encoder, precision)
+        return GridModel(self.family, weights, device, dtype, attention)

@@ -1,0 +1,50 @@
+"""The pool bench on a real pool: it counts what it sent, and sees a dead worker's items on their way to another."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import tiny_config
+
+from cluster import EncoderPool
+from cluster.benchmark.load import measure_kill, measure_latency, measure_throughput, pictures
+from cluster.benchmark.pool import table
+
+SIZES = [(448, 448), (200, 300)]
+
+
+def test_every_figure_of_a_pool_is_measured(ray_cluster: None) -> None:
+    files = pictures(SIZES)
+    with EncoderPool.start(tiny_config()) as pool:
+        latency = measure_latency(pool, (448, 448), repeats=5)
+        throughput = measure_throughput(pool, files, num_items=20)
+        kill = measure_kill(pool, files, num_items=40)
+    assert latency.total_ms > latency.beyond_ms > 0
+    assert throughput.num_workers == 2
+    assert throughput.hit_rate == 1.0
+    assert throughput.segments_per_s == pytest.approx(throughput.items_per_s)  # each of these has one segment
+    assert kill.num_on_board > 0
+    assert 0 < kill.first_redispatch_s < 30
+    assert (kill.num_items, kill.num_failed, kill.num_twice) == (40, 0, 0)
+
+
+def test_the_table_names_what_the_figures_compare() -> None:
+    run = {"num_workers": 2, "items_per_s": 10.0, "segments_per_s": 54.0, "hit_rate": 1.0, "fill": 0.98}
+    alone = {
+        "size": (448, 448),
+        "total_ms": 9.0,
+        "stages_ms": {"decode": 2.0},
+        "beyond_ms": 4.0,
+        "noop_ms": 1.0,
+        "ratio": 4.0,
+    }
+    text = table(
+        {
+            "engine": {"segments_per_s": 27.0, "fill": 0.99},
+            "throughput": [{**run, "num_workers": 1, "segments_per_s": 27.0}, run],
+            "latency": [alone],
+            "kill": None,
+        }
+    )
+    assert "2 workers" in text
+    assert "2.00" in text
+    assert "448x448" in text

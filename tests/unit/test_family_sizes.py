@@ -1,0 +1,71 @@
+"""Size decisions of families whose image processors in transformers need torchvision, against what those decide."""
+
+from __future__ import annotations
+
+import ast
+import math
+import random
+from collections import defaultdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.image_utils import SizeDict
+
+from encoder.adapters.lfm2_vl import Lfm2VL
+from encoder.adapters.llama4 import Llama4
+from encoder.adapters.registry import resolve_model
+
+
+def functions_of(file: str, names: set[str], **known: Any) -> dict[str, Any]:
+    """Functions out of a source file of transformers that can't be imported without torchvision."""
+    source = Path(transformers.__file__).parent / "models" / file
+    nodes: list[Any] = [node for node in ast.walk(ast.parse(source.read_text())) if getattr(node, "name", "") in names]
+    space: dict[str, Any] = {"torch": torch, "math": math, "defaultdict": defaultdict, "lru_cache": lru_cache, **known}
+    future = ast.ImportFrom(module="__future__", names=[ast.alias("annotations")], level=0)
+    exec(compile(ast.fix_missing_locations(ast.Module(body=[future, *nodes], type_ignores=[])), source, "exec"), space)
+    return space
+
+
+def test_llama4_chooses_the_canvas_that_transformers_chooses() -> None:
+    """Its processor needs torchvision, but for the functions that decide."""
+    names = {"get_factors", "get_max_res_without_distortion", "find_supported_resolutions", "get_best_fit"}
+    theirs = functions_of("llama4/image_processing_llama4.py", names, SizeDict=None)
+    size = SizeDict(height=336, width=336)
+    resolutions = torch.tensor(theirs["find_supported_resolutions"](max_num_chunks=16, patch_size=size))
+    family = Llama4({**resolve_model("random-llama4-scout").config}, "scout", max_tiles=None)
+    for width, height in random_sizes(200):
+        rows, columns = (side // 336 for side in theirs["get_best_fit"]((height, width), resolutions).tolist())
+        most = min(max(height, 336), rows * 336), min(max(width, 336), columns * 336)
+        resized = theirs["get_max_res_without_distortion"]((height, width), most)
+        tiles = family.cut(width, height)
+        assert len(tiles) == rows * columns + (rows * columns > 1)
+        assert all(tile.resized == (resized[::-1],) for tile in tiles[: rows * columns])
+
+
+def test_lfm2_cuts_as_transformers_does() -> None:
+    """Its processor needs torchvision, but for what decides: large or not, the tiles, and the size of the whole."""
+    rules = {"round_by_factor", "find_closest_aspect_ratio", "_is_image_too_large", "smart_resize", "_target_ratios"}
+    theirs = functions_of("lfm2_vl/image_processing_lfm2_vl.py", rules | {"_get_grid_layout"})
+    rule = type("Rule", (), {name: theirs[name] for name in rules | {"_get_grid_layout"}})()
+    family = Lfm2VL({**resolve_model("random-lfm2-vl-1.6b").config}, "lfm2", max_tiles=None)
+    limits = {"downsample_factor": 2, "max_image_tokens": 256, "encoder_patch_size": 16}
+    large_ones = 0
+    for width, height in random_sizes(200):
+        tiles = family.cut(width, height)
+        assert tiles[-1].resized == (rule.smart_resize(height, width, min_image_tokens=64, **limits),)
+        if rule._is_image_too_large(height, width, max_pixels_tolerance=2.0, **limits):
+            columns, rows, *size, _ = rule._get_grid_layout(height, width, min_tiles=2, max_tiles=10, tile_size=512)
+            assert [tile.resized for tile in tiles[:-1]] == [(tuple(size),)] * (rows * columns)
+            large_ones += 1
+        else:
+            assert len(tiles) == 1
+    assert large_ones > 40
+
+
+def random_sizes(count: int, *, least: int = 4, most: int = 12) -> list[tuple[int, int]]:
+    """Sides between these powers of two."""
+    rng = random.Random(0)
+    return [(round(2 ** rng.uniform(least, most)), round(2 ** rng.uniform(least, most))) for _ in range(count)]
