@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from cluster.gateway.config import GatewayConfig
 from cluster.groups import SHARED, AutoscaleConfig, GroupConfig, inherit, starts_within
+from cluster.replan_config import ReplanConfig
 from encoder.errors import ConfigError
 from workers.config import WorkerConfig
 
@@ -54,6 +55,9 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
 
     placement: Literal["spread", "pack"] = "spread"
     """Put workers on as many nodes as there are, or on as few as hold them."""
+
+    replan: ReplanConfig = ReplanConfig()
+    """When workers change their graphs to suit the traffic."""
 
     start_timeout_s: float = Field(default=300.0, gt=0, le=MAX_S)
     """Time for all workers to find their place, load, capture and answer their probe."""

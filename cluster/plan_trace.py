@@ -14,6 +14,7 @@ import numpy as np
 from cluster.forecast import Candidate, Forecast, WorkerRoom
 from cluster.histogram import Grids
 from cluster.planning import Plan, plan
+from cluster.survey import item_sizes
 from cluster.tables import aligned
 from cluster.traces import read_trace
 from encoder.adapters.base import EncoderAdapter
@@ -30,7 +31,6 @@ EAGER_BASE_MS, EAGER_MS_PER_PATCH = 5.0, 0.0021
 
 GRAPH_BYTES = 8 << 20  # assumed for a recording itself
 SCRATCH_BYTES_PER_PATCH = 32 << 10  # assumed of the pool that all graphs of a worker share
-MAX_SIZES = 32  # of items, that budgets are chosen for
 
 
 @dataclass(slots=True)
@@ -261,15 +261,9 @@ def _forecast_table(proposed: Plan, num_workers: int) -> str:
 
 def _budgets(seen: Seen, adapter: EncoderAdapter, num_graphs: int) -> str:
     """Budgets that suit items that come alone, and the setting that asks for them."""
-    sizes = Counter[int]()
-    for grids, count in seen.kinds.items():
-        sizes[sum(adapter.measure(grid).num_tokens for grid in grids)] += count
-    kept = sorted({max(sizes), *(size for size, _ in sizes.most_common(MAX_SIZES - 1))})
-    rounded = Counter[int]()
-    for size, count in sizes.items():
-        rounded[next(budget for budget in kept if budget >= size)] += count
+    rounded = item_sizes(seen.kinds, adapter)
     budgets = choose_budgets(rounded, max_graphs=num_graphs)
-    traffic = ", ".join(f"{size}: {count}" for size, count in sorted(rounded.items()))
+    traffic = ", ".join(f"{size}: {count:g}" for size, count in sorted(rounded.items()))
     return (
         f"token budgets for such items alone: {', '.join(map(str, budgets))}\n"
         f"in a configuration: worker.encoder.traffic: {{{traffic}}}"

@@ -17,6 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from cluster import local_ray
 from cluster.client import Client, Embedding, Outcome, Source
 from cluster.config import PoolConfig, load_config
+from cluster.fleet import replanning
 from cluster.launching import RayCrew
 from cluster.roster import Roster
 from cluster.router import Member
@@ -117,7 +118,7 @@ class EncoderPool:
         try:
             groups = crew.settle()
             router = crew.start_router()
-            supervisor = Supervisor(config, groups, crew)
+            supervisor = Supervisor(config, groups, crew, hooks=replanning(config, groups, name, router))
             supervisor.start(started_s + config.start_timeout_s)
             thread = threading.Thread(target=supervisor.run, name=f"{name}-supervisor", daemon=True)
             thread.start()

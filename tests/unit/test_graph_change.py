@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from encoder.adapters.base import Segment
 from encoder.config import EncoderConfig
 from encoder.media import probe_header
-from encoder.packing import GraphView
+from encoder.packing import GraphView, Replay
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
 from encoder.types import Capacity, GraphKey
@@ -231,31 +232,46 @@ def test_a_later_wish_replaces_one_under_way(fake: tuple[FakeRunner, EncoderWork
     assert budgets(worker) == [4]
 
 
-def test_captures_leave_most_of_a_busy_workers_time_to_replays(fake: tuple[FakeRunner, EncoderWorker]) -> None:
-    """Each capture takes 50 ms: with work at hand, seven of them may not come in one go."""
+def test_a_busy_worker_keeps_most_of_its_throughput_while_it_changes(fake: tuple[FakeRunner, EncoderWorker]) -> None:
+    """Replays of 4 ms, captures of 50 ms: they may not come in one go."""
     runner, worker = fake
-    stop = threading.Event()
+    stop, num_items, captures_s = threading.Event(), [0], []
 
-    def encode() -> None:
-        while not stop.is_set():
-            worker.encode(EncodeBatch(call_id="c", items=tuple(item(n, picture(n)) for n in range(8))))
-
-    captured_s: list[float] = []
+    def replay(segments: Sequence[Segment], replay: Replay) -> None:
+        time.sleep(0.004)
 
     def capture(key: GraphKey) -> None:
+        started_s = time.monotonic()
         time.sleep(0.05)
-        captured_s.append(time.monotonic())
+        captures_s.append(time.monotonic() - started_s)
 
-    runner.break_capture = capture
-    thread = threading.Thread(target=encode)
-    thread.start()
+    def encode(name: str) -> None:
+        while not stop.is_set():
+            worker.encode(EncodeBatch(call_id=name, items=tuple(item(n, picture(n)) for n in range(8))))
+            num_items[0] += 8
+
+    def rate(work: Callable[[], object]) -> tuple[float, float]:
+        """Items a second while something goes on, and how long it took."""
+        started_s, before = time.monotonic(), num_items[0]
+        work()
+        took_s = time.monotonic() - started_s
+        return (num_items[0] - before) / took_s, took_s
+
+    runner.break_run, runner.break_capture = replay, capture
+    threads = [threading.Thread(target=encode, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
     try:
-        change_of(worker, [graph(n).key for n in (4, 6, 8, 10, 16)])
+        before, _ = rate(lambda: time.sleep(1.0))
+        during, took_s = rate(lambda: change_of(worker, [graph(n).key for n in (4, 6, 8, 10, 16)]))
     finally:
         stop.set()
-        thread.join(20)
-    waits_s = np.diff(captured_s)
-    assert np.median(waits_s) > 0.8 * 0.05 / CAPTURE_SHARE
+        for thread in threads:
+            thread.join(20)
+    assert len(captures_s) == 3
+    # The first comes at once; what a machine under load does to the rates must not fail the test.
+    assert sum(captures_s[:-1]) < 1.1 * CAPTURE_SHARE * took_s
+    assert during > 0.6 * before
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +286,7 @@ def test_results_stay_those_of_eager_runs_while_graphs_come_and_go(tiny: Encoder
     assert tiny._gpu is not None
     adapter = tiny._gpu.runner.adapter
     reference = EncoderRunner.from_config(EncoderConfig(model="tiny-minicpmv-2.6", graphs=False), "cpu")
-    pictures = [draw_picture(*size, seed) for seed, size in enumerate([(224, 224), (640, 480), (90, 400)])]
+    pictures = [draw_picture(*size, seed) for seed, size in enumerate([(224, 224), (90, 400)])]
     expected = [torch.cat(reference.encode(reference.adapter.prepare(one))) for one in pictures]
     encoded = [picture_bytes(one) for one in pictures]
     shapes = [adapter.probe(probe_header(data, max_pixels=10**8, max_bytes=10**8)) for data in encoded]

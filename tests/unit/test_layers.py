@@ -21,6 +21,7 @@ RAY_FILES = {
     "cluster/router.py",
     "cluster/pool.py",
     "cluster/launching.py",
+    "cluster/fleet.py",
     "cluster/roster.py",
     "cluster/client.py",
     "cluster/transport.py",

@@ -1,0 +1,93 @@
+"""A running pool that follows its traffic: real workers change their graphs while they serve."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import tiny_config
+
+from cluster import EncoderPool
+from cluster.client import Outcome
+from cluster.fleet import RayFleet, replanning
+from cluster.replan_config import ReplanConfig
+from cluster.replanner import Replanner
+from encoder.media import decode_image
+from encoder.runner import EncoderRunner
+from encoder.types import GraphKey
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    limit_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < limit_s
+        time.sleep(0.1)
+
+
+def test_a_pool_captures_what_suits_its_traffic_and_every_answer_stays_right(
+    pool: EncoderPool, save_picture: Callable[..., Path]
+) -> None:
+    """Both workers hold one graph, eight times too large for the pictures that come."""
+    fleet = RayFleet(pool.name, pool._router)
+    until(lambda: len(fleet.reports() or ()) == 2)
+    before = {report.worker_id: tuple(view.key for view in report.graphs) for report in fleet.reports() or ()}
+    largest = max(before["worker-0"], key=lambda key: key.token_budget)
+
+    def hold(worker_id: str, keys: tuple[GraphKey, ...]) -> None:
+        fleet.apply(worker_id, keys)
+
+        def is_done() -> bool:
+            report = fleet.report(worker_id)
+            change = None if report is None else report.graph_change
+            return change is not None and change.wanted == keys and change.done and not change.failed
+
+        until(is_done)
+
+    for worker_id in before:
+        hold(worker_id, (largest,))
+    pictures = [save_picture(f"{number}.png", 224, 224, seed=number) for number in range(8)]
+    stop, outcomes = threading.Event(), list[Outcome]()
+
+    def encode() -> None:
+        while not stop.is_set():
+            outcomes.extend(pool.encode_many(pictures))
+
+    config = ReplanConfig(interval_s=0.5, min_items=20, change_timeout_s=60)
+    encoder = pool.config.worker.encoder
+    replanner = Replanner(fleet, pool.client.adapter, encoder, config)
+    thread = threading.Thread(target=encode)
+    thread.start()
+    try:
+        until(lambda: replanner.tick() is not None or replanner.num_changes == 2)
+    finally:
+        stop.set()
+        thread.join(60)
+    smallest = min(key.token_budget for key in before["worker-0"])
+    for report in fleet.reports() or ():
+        assert {smallest, largest.token_budget} <= {view.key.token_budget for view in report.graphs}
+        assert report.cost_error is not None
+    runner = EncoderRunner.from_config(encoder.model_copy(update={"graphs": False}), "cpu")
+    expected = {
+        path: torch.cat(runner.encode(runner.adapter.prepare(decode_image(path.read_bytes(), max_pixels=10**8,
+                                                                          max_bytes=10**8))))
+        for path in pictures
+    }  # fmt: skip
+    assert len(outcomes) >= 20
+    for outcome in outcomes:
+        assert outcome.embedding is not None, outcome.error
+        torch.testing.assert_close(outcome.embedding.tokens, expected[Path(str(outcome.source))], rtol=1e-5, atol=1e-5)
+    traffic = fleet.traffic()
+    assert traffic is not None
+    assert traffic.hit_rate > 0.9
+    for worker_id, keys in before.items():
+        hold(worker_id, keys)
+
+
+@pytest.mark.parametrize(("enabled", "number"), [("auto", 0), (True, 1), (False, 0)])
+def test_replanning_is_left_to_pools_with_gpus_unless_asked_for(enabled: object, number: int) -> None:
+    config = tiny_config(replan={"enabled": enabled})
+    assert len(replanning(config, config.worker_groups, "no-pool", None)) == number
