@@ -43,6 +43,7 @@ class Ledger:
         self._next_id = first_id
         self._heard_s: dict[str, float] = {}  # by client
         self._gone_s: dict[str, float] = {}  # when they were given up
+        self.num_asked = 0  # items, each time they asked
         self.num_refused = 0  # items for which no worker had room, each time they asked
         self._next_look_s = 0.0  # when clients are looked at again
 
@@ -59,6 +60,7 @@ class Ledger:
         urgent = ask.priority is Priority.INTERACTIVE
         first = self._next_id + 1
         self._next_id += len(ask.which)
+        self.num_asked += len(ask.which)
         now_s = self._now_s()
         if ask.client:
             self.hear(ask.client)

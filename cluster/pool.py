@@ -19,6 +19,7 @@ from cluster.client import Client, Embedding, Outcome, Source
 from cluster.config import PoolConfig, load_config
 from cluster.fleet import replanning
 from cluster.launching import RayCrew
+from cluster.metrics import render_prometheus
 from cluster.roster import Roster
 from cluster.router import Member
 from cluster.stats import PoolStats
@@ -28,6 +29,7 @@ from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import WorkerLostError, WorkerStartError
 from workers.priority import Priority
+from workers.samples import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +186,16 @@ class EncoderPool:
         """The workers as their supervisor sees them. Raises as `members` does."""
         with self._gate:
             return self._control.status()
+
+    def metrics(self, *more: Iterable[Sample]) -> str:
+        """What router, workers and this client have counted, in Prometheus's text format. Raises as `members` does.
+
+        `more` is what the caller counted under names of `workers.metric_names`.
+        """
+        stats = self.stats()
+        with self._gate:
+            router: list[Sample] = ray.get(self._router.samples.remote(), timeout=ROUTER_TIMEOUT_S)
+        return render_prometheus(stats.reports, router, *more)
 
     def scale(self, num_workers: int, group: str | None = None, *, timeout_s: float | None = None) -> None:
         """Change the number of workers, and wait until it is so. Work goes on; who leaves finishes what it has.

@@ -17,6 +17,7 @@ from itertools import count
 from cluster.affinity import Homes, is_worth_it, seat_at_home
 from cluster.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpack
 from cluster.ledger import Ledger
+from cluster.metrics import router_samples
 from cluster.quarantine import Quarantine
 from cluster.routing import Plan, Seat, WorkerView
 from cluster.traffic import Traffic, TrafficLog
@@ -28,6 +29,8 @@ from encoder.types import Grid
 from workers.costs import CostTable
 from workers.messages import Beat, ErrorNote, Heard, TracedItem, WorkerReport, WorkerState
 from workers.priority import Priority
+from workers.ray_metrics import RayExporter
+from workers.samples import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -227,6 +230,17 @@ class Router:
         """See `TrafficLog.take_trace`."""
         return self._traffic.take_trace()
 
+    def samples(self) -> list[Sample]:
+        """What it counts, as metrics."""
+        return list(
+            router_samples(
+                self.members(),
+                num_asked=self._ledger.num_asked,
+                num_refused=self._ledger.num_refused,
+                num_sent_home=self._homes.num_sent_home,
+            )
+        )
+
     # --- leases --------------------------------------------------------------------------------------------------
 
     def assign(
@@ -301,3 +315,9 @@ class RouterActor(Router):
             silent_timeout_s=silent_timeout_s,
             client_timeout_s=client_timeout_s,
         )
+        self._exporter = RayExporter()
+
+    def beat(self, beat: Beat) -> Heard:
+        """See `Router.beat`. They come at least once a second or so: the time to tell Ray the metrics."""
+        self._exporter.export(self.samples)
+        return super().beat(beat)

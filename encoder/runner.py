@@ -9,7 +9,7 @@ output is copied out while the next one computes. A ring of pinned host buffers 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig, Precision
 from encoder.cost_book import CostBook
 from encoder.errors import ConfigError
+from encoder.graph_use import GraphUse
 from encoder.graphs import CaptureReport, GraphMemory, GraphSet
 from encoder.measuring import measure_eager
 from encoder.packing import LOOK_AHEAD, EagerCost, GraphTable, GraphView, Replay, plan_replay
@@ -38,6 +39,7 @@ class RunnerStats:
     """Counts since the start."""
 
     replays: Counter[GraphKey] = field(default_factory=Counter)
+    uses: defaultdict[GraphKey, GraphUse] = field(default_factory=lambda: defaultdict(GraphUse))
     eager_runs: int = 0
     hits: int = 0  # segments that a graph served
     misses: Counter[MissReason] = field(default_factory=Counter)  # segments that ran eagerly
@@ -253,8 +255,14 @@ class EncoderRunner:
         else:
             self.stats.replays[replay.key] += 1
             self.stats.hits += len(shapes)
-            self.stats.useful_patches += sum(shape.num_patches for shape in shapes)
+            num_patches = sum(shape.num_patches for shape in shapes)
+            self.stats.useful_patches += num_patches
             self.stats.replayed_patches += capacity.patches
+            use = self.stats.uses[replay.key]
+            use.replays += 1
+            use.segments += len(shapes)
+            use.useful_patches += num_patches
+            use.run_patches += capacity.patches
 
     @torch.inference_mode()
     def finish(self, launch: Launch) -> list[torch.Tensor]:
@@ -264,6 +272,9 @@ class EncoderRunner:
             out_TE = launch.slot.wait(self.dtype, (num_rows, self.adapter.hidden_size))
             launch.elapsed_ms = launch.slot.elapsed_ms()
         if launch.replay.key is not None:
+            use = self.stats.uses[launch.replay.key]
+            use.predicted_ms += self._book.cost_ms(launch.replay.key) or 0.0
+            use.real_ms += launch.elapsed_ms
             self._table.correct(launch.replay.key, launch.elapsed_ms, launch.num_patches)
         else:
             self._table.correct_eager(launch.elapsed_ms, launch.num_patches)

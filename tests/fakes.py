@@ -17,7 +17,7 @@ from PIL import Image
 from cluster.config import PoolConfig
 from encoder.adapters.base import EncoderAdapter, Segment
 from encoder.config import EncoderConfig
-from encoder.graphs import GraphMemory
+from encoder.graphs import CaptureReport, GraphMemory
 from encoder.media import MediaHeader, probe_header
 from encoder.packing import EagerCost, GraphTable, GraphView, Replay, plan_replay
 from encoder.runner import EncoderRunner, RunnerStats
@@ -111,8 +111,8 @@ class FakeRunner:
         self.max_under_way = 0
         self._under_way = 0
 
-    def capture(self) -> None:
-        pass
+    def capture(self) -> CaptureReport:
+        return CaptureReport(num_graphs=len(self.views), seconds=0.5, num_bytes=0)
 
     def graph_views(self) -> tuple[GraphView, ...]:
         return tuple(self.views)
@@ -152,6 +152,7 @@ class FakeRunner:
             self.stats.eager_runs += 1
         else:
             self.stats.replays[replay.key] += 1
+            self.stats.uses[replay.key].segments += len(segments)
             self.stats.hits += len(segments)
         return FakeLaunch(segments, self.gate)
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,7 +18,9 @@ from ray.exceptions import RayError
 from encoder.types import GraphKey
 from workers.config import WorkerConfig
 from workers.messages import Beat, EncodeBatch, EncodeResult, Heard, WorkerReport, WorkerState, WorkerStats
+from workers.metrics import samples_of
 from workers.priority import Priority
+from workers.ray_metrics import RayExporter
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class EncoderWorkerActor:
         if config.torch_threads is not None:
             torch.set_num_threads(config.torch_threads)
         self._router = ray.get_actor(router_name, namespace=namespace)
+        self._exporter = RayExporter()
         self._interval_s = config.report_interval_s
         self._settled: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._worker = EncoderWorker(config, worker_id, on_settled=self._settled.put)
@@ -92,6 +96,7 @@ class EncoderWorkerActor:
             pass
         while True:
             report = self._worker.report()
+            self._exporter.export(partial(samples_of, report))
             try:
                 if registered != (report.state, report.graphs):
                     ray.get(self._router.register.remote(report), timeout=ROUTER_TIMEOUT_S)

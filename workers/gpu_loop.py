@@ -79,6 +79,7 @@ class GpuLoop:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = runner
+        self.capture_s = 0.0
         limit_gib = config.graph_memory_gib
         self.changer = GraphChanger(
             runner, limit_bytes=None if limit_gib is None else int(limit_gib * 2**30), now_s=now_s
@@ -101,7 +102,7 @@ class GpuLoop:
 
     def start_up(self) -> None:
         """Capture, and put one picture through every step that an item takes. Raises what keeps it from working."""
-        self.runner.capture()
+        self.capture_s = self.runner.capture().seconds
         self._probe()
         self.runner.forget_stats()
         self._use_graphs()

@@ -12,10 +12,12 @@ from itertools import accumulate
 import numpy as np
 
 from encoder.errors import ERRORS, EncodeError, EncoderPoolError
+from encoder.graph_use import GraphUse
 from encoder.packing import GraphView
 from encoder.types import GraphKey, Grid, ItemShape
 from workers.cache import CacheStats
 from workers.priority import Priority
+from workers.samples import Sample
 
 
 class WorkerState(StrEnum):
@@ -107,7 +109,11 @@ class WorkerStats:
     segment_misses: dict[str, int] | None = None  # by reason
     useful_patches: int = 0
     run_patches: int = 0  # padding included
+    num_cached: int = 0  # items that cost no GPU time: hits and joins of the cache
     cache: CacheStats = field(default_factory=CacheStats)
+    graph_uses: dict[str, GraphUse] = field(default_factory=dict)  # by graph, replays since the start
+    capture_s: float = 0.0  # what capturing at the start took
+    samples: tuple[Sample, ...] = ()  # what else was counted: times of stages, tokens
 
     @property
     def fill(self) -> float:

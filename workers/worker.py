@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 
@@ -49,6 +50,7 @@ from workers.messages import (
     WorkerState,
     WorkerStats,
 )
+from workers.metrics import Meter
 from workers.priority import Priority
 from workers.tracer import Tracer
 
@@ -100,7 +102,8 @@ class EncoderWorker:
         self._started = threading.Event()
         self._lock = threading.Lock()
         self._calls = Calls(now_s=now_s)
-        self._num_items = self._num_failed = 0
+        self._num_items = self._num_failed = self._num_cached = 0
+        self._meter = Meter(worker_id)
         self.tracer = Tracer()
 
     def start(self) -> None:
@@ -277,6 +280,9 @@ class EncoderWorker:
             with self._lock:
                 self._num_items += 1
                 self._num_failed += job.error is not None
+                self._num_cached += job.cached and job.error is None
+            for stage, stage_ms in job.timings_ms.items():
+                self._meter.observe("encpool_stage_seconds", stage, value=stage_ms / 1e3)
         self._batcher.release(job)
         self._on_settled(lease_id)
 
@@ -286,8 +292,11 @@ class EncoderWorker:
 
     def _answer(self, jobs: Sequence[Job], runner: EncoderRunner) -> EncodeResult:
         """Tokens of all jobs in one array, and what became of each."""
+        started_s = self._now_s()
         blocks = [block for job in jobs for block in job.outputs if block is not None]
         out_TE = torch.cat(blocks) if blocks else torch.empty(0, runner.adapter.hidden_size, dtype=runner.dtype)
+        self._meter.observe("encpool_stage_seconds", "copy_out", value=self._now_s() - started_s)
+        self._meter.add("encpool_tokens_total", amount=len(out_TE))
         words = out_TE.view(torch.uint16) if runner.dtype == torch.bfloat16 else out_TE
         return EncodeResult(
             worker_id=self.worker_id,
@@ -319,7 +328,11 @@ class EncoderWorker:
             segment_misses={str(reason): count for reason, count in list(stats.misses.items())},
             useful_patches=stats.useful_patches,
             run_patches=stats.replayed_patches,
+            num_cached=self._num_cached,
             cache=CacheStats() if self._flights is None else self._flights.stats(),
+            graph_uses={str(key): replace(use) for key, use in list(stats.uses.items())},
+            capture_s=self._gpu.capture_s,
+            samples=self._meter.samples(),
         )
 
     # --- the GPU thread ------------------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from fakes import tiny_config
+from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import EncoderPool
+from cluster.client import Embedding, Outcome
 
 SavePicture = Callable[..., Path]
 NUM_PICTURES = 12
@@ -21,12 +24,25 @@ def pool(ray_cluster: None) -> Iterator[EncoderPool]:
         yield pool
 
 
+def pool_answer(outcome: Outcome) -> Embedding:
+    assert outcome.embedding is not None, outcome.error
+    return outcome.embedding
+
+
+def wait_idle(pool: EncoderPool) -> None:
+    limit_s = time.monotonic() + 30
+    while any(member.num_leases for member in pool.members()):
+        assert time.monotonic() < limit_s
+        time.sleep(0.02)
+
+
 def test_pictures_seen_before_are_hits_on_the_workers_that_have_them(
     pool: EncoderPool, save_picture: SavePicture
 ) -> None:
     paths = [save_picture(f"{number}.jpg", 200 + 8 * number, 160, seed=number) for number in range(NUM_PICTURES)]
-    rounds = [[outcome.embedding for outcome in pool.encode_many(paths)] for _ in range(2)]
-    first, again = ([embedding for embedding in round if embedding is not None] for round in rounds)
+    first = [pool_answer(outcome) for outcome in pool.encode_many(paths)]
+    wait_idle(pool)  # the router has heard that nothing is under way: no backlog sends anything elsewhere
+    again = [pool_answer(outcome) for outcome in pool.encode_many(paths)]
     assert not any(embedding.cached for embedding in first)
     assert len({embedding.worker for embedding in first}) > 1, "one worker alone proves no affinity"
     assert all(embedding.cached for embedding in again)
@@ -43,6 +59,26 @@ def test_pictures_seen_before_are_hits_on_the_workers_that_have_them(
 def test_the_bytes_decide_not_the_path(pool: EncoderPool, save_picture: SavePicture) -> None:
     path = save_picture("one.png", 64, 64, seed=99)
     first = pool.encode(path)
+    wait_idle(pool)
     second = pool.encode(path.read_bytes())
     assert (first.cached, second.cached) == (False, True)
     assert first.worker == second.worker
+
+
+def test_the_pool_tells_prometheus_what_it_did(pool: EncoderPool, save_picture: SavePicture) -> None:
+    path = save_picture("told.png", 80, 64, seed=98)
+    for _ in range(2):
+        pool.encode(path)
+        wait_idle(pool)
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(pool.metrics()):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0) + sample.value
+    stats = pool.stats()
+    assert found["encpool_workers_leasable"] == 3
+    assert found["encpool_items_total"] == stats.num_items
+    assert found["encpool_segment_hits_total"] == stats.segment_hits > 0
+    assert found["encpool_cache_items_total"] == stats.cache.hits + stats.cache.joins + stats.cache.misses > 0
+    assert found["encpool_leases_to_cache_total"] >= 1
+    assert found["encpool_leases_asked_total"] >= stats.num_items
+    assert found["encpool_gpu_seconds_total"] > 0

@@ -132,3 +132,14 @@ def test_configuration_that_cannot_work_is_refused(changes: dict[str, object], m
     config = EncoderConfig.model_validate({"model": "tiny-minicpmv-2.6", **changes})
     with pytest.raises(ConfigError, match=message):
         EncoderRunner.from_config(config, "cpu").capture()
+
+
+def test_each_graph_counts_what_it_did(runner: EncoderRunner) -> None:
+    runner.forget_stats()
+    runner.encode(segments_of(runner, [(640, 480), (300, 200), (224, 224)]))
+    stats = runner.stats
+    assert {key: use.replays for key, use in stats.uses.items()} == dict(stats.replays)
+    assert sum(use.segments for use in stats.uses.values()) == stats.hits
+    assert sum(use.useful_patches for use in stats.uses.values()) == stats.useful_patches
+    assert sum(use.run_patches for use in stats.uses.values()) == stats.replayed_patches
+    assert all(use.predicted_ms > 0 and use.real_ms > 0 for use in stats.uses.values())

@@ -1,0 +1,60 @@
+"""`RayExporter`: samples to `ray.util.metrics`; Ray's own Prometheus endpoints serve them as `ray_encpool_*`.
+
+An update of one of Ray's metrics takes about 6 us, so they are updated once a second with what was counted until then,
+not item by item. Buckets of a histogram go out as gauges of the names that Prometheus expects: Ray's own histogram
+takes one value at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from workers.metric_names import BY_NAME
+from workers.prometheus import series
+from workers.samples import Sample
+
+if TYPE_CHECKING:
+    from ray.util.metrics import Counter, Gauge
+
+
+class RayExporter:
+    """Exports one process's metrics. One thread at a time."""
+
+    def __init__(self, *, interval_s: float = 1.0, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = interval_s
+        self._now_s = now_s
+        self._next_s = float("-inf")
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def export(self, samples: Callable[[], Iterable[Sample]]) -> bool:
+        """Tell Ray what changed, unless it was told within the interval; whether it was told now."""
+        now_s = self._now_s()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._interval_s
+        for sample in samples():
+            for name, labels, value in series(sample):
+                self._tell(name, labels, value, BY_NAME[sample.name].kind == "counter", BY_NAME[sample.name].help)
+        return True
+
+    def _tell(self, name: str, labels: dict[str, str], value: float, is_counter: bool, help: str) -> None:
+        from ray.util.metrics import Counter, Gauge
+
+        key = (name, tuple(labels.values()))
+        before = self._told.get(key)
+        if value == before:
+            return
+        self._told[key] = value
+        if not is_counter:
+            if name not in self._gauges:
+                self._gauges[name] = Gauge(name, description=help, tag_keys=tuple(labels))
+            self._gauges[name].set(value, tags=labels)
+            return
+        if name not in self._counters:
+            self._counters[name] = Counter(name, description=help, tag_keys=tuple(labels))
+        if value > (before or 0):
+            self._counters[name].inc(value - (before or 0), tags=labels)
