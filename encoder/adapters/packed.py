@@ -14,7 +14,7 @@ from encoder.types import AxisKeys, Capacity, SegmentShape
 TOKENS_A_SEGMENT = 16
 """A graph has room for segments of so many tokens on average: for all traffic but tiny pictures."""
 
-LADDER = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16_384)
+LADDER = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 8192, 10_240, 12_288, 16_384)
 CPU_LADDER = (128, 512, 2048)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def table(report: Report) -> str:
     head = [
         f"{report.model}, {report.dtype}, on {report.device}; {versions}; {report.date}; medians of {report.repeats}",
         f"matmul peak {report.peak_tflops:.3g} TFLOP/s sustained; {report.num_graphs} graphs captured in "
-        f"{report.capture_seconds:.1f} s, {report.capture_gib:.2f} GiB; "
-        f"host to host at {report.overlap:.1%} of back-to-back replays",
+        f"{report.capture_seconds:.1f} s, {report.capture_gib:.2f} GiB"
+        + ("" if math.isnan(report.overlap) else f"; host to host at {report.overlap:.1%} of back-to-back replays"),
         *_preparation_lines(report),
         "cosine of tokens to float32, least and median: "
         + ", ".join(f"{engine} {least:.5f} {median:.5f}" for engine, (least, median) in report.cosines.items()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -91,11 +92,15 @@ def our_row(
 
 
 def overlap(runner: EncoderRunner, workload: Workload, repeats: int) -> float:
-    """End-to-end throughput, host bytes to host embeddings, over that of the same replays back to back."""
+    """End-to-end throughput, host bytes to host embeddings, over that of the same replays back to back.
+
+    Not a number where part of the workload runs eagerly.
+    """
     segments = workload.segments * (8 if runner.device.type == "cuda" else 1)
     _, launches = runner.encode_traced(segments)
     graphs = [launch.replay.key for launch in launches if launch.replay.key is not None]
-    assert len(graphs) == len(launches), "the traffic runs in graphs alone"
+    if len(graphs) < len(launches):
+        return math.nan  # some of it ran eagerly, which was faster
 
     def replay_all() -> None:
         for key in graphs:

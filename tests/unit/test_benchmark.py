@@ -118,7 +118,8 @@ def test_the_loop_over_transformers_qwen_computes_the_tokens_that_we_do(model: s
     config = EncoderConfig(model=model, graphs=False)
     adapter = load_adapter(config)
     assert isinstance(adapter, QwenVL)
-    loop = QwenLoop(config, adapter, torch.device("cpu"), torch.float32, "sdpa")
+    weights = random_tensors(adapter.weight_shapes(), config.seed)
+    loop = QwenLoop(config, adapter, weights, torch.device("cpu"), torch.float32, "sdpa")
     image, _, clip = (workload.images[0] for workload in make_workloads(adapter, small=True))
     runner = EncoderRunner.from_config(config, "cpu")
     for segments in (image, clip):
