@@ -41,7 +41,7 @@ from encoder.weights import obtain_tensors
 
 logger = logging.getLogger(__name__)
 
-MIN_SEGMENTS = 100  # of a saturated run; images here are some 2,000 tokens each
+MIN_SEGMENTS = 60  # of a saturated run; images here are some 2,000 tokens each
 NUM_CLIPS, CLIP_FPS = 4, 2.0
 RAGGED = "flash_ragged"
 """Transformers takes an attention whose name contains "flash" for one of ragged rows."""
@@ -113,9 +113,9 @@ def make_workloads(adapter: QwenVL, *, small: bool, seed: int = 0) -> list[Workl
 
 
 def _images(adapter: QwenVL, name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
-    numbered = [(size, seed) for seed, size in enumerate(sizes) if max(size) <= 200 * min(size)]
+    numbered = [(*size, seed) for seed, size in enumerate(sizes) if max(size) <= 200 * min(size)]
     with ThreadPoolExecutor() as threads:
-        images = tuple(threads.map(lambda one: tuple(adapter.prepare(draw_picture(*one[0], one[1]))), numbered))
+        images = tuple(threads.map(lambda one: tuple(adapter.prepare(draw_picture(*one))), numbered))
     return Workload(name=name, images=images, saturated=saturated, flops_of=partial(useful_flops, adapter))
 
 
