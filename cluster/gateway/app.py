@@ -17,6 +17,7 @@ from cluster.gateway.auth import Caller, TokenBook, read_tokens, require
 from cluster.gateway.backend import Backend
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.counters import Counters
+from cluster.gateway.embeddings import embeddings
 from cluster.gateway.encode import encode
 from cluster.gateway.limits import CallerLimits, Refused, Room, Share
 from cluster.gateway.recent import Recent
@@ -63,6 +64,7 @@ class Gateway:
         app.add_routes(
             [
                 web.post("/v1/encode", partial(encode, self)),
+                web.post("/v1/embeddings", partial(embeddings, self)),
                 web.get("/v1/models", self.models),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),

@@ -63,8 +63,8 @@ class Fetcher:
         except TimeoutError:
             raise BadMediaError(f"{_short(url)} was not fetched within {self._config.timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            if isinstance(cause := error.__cause__, ForbiddenError):  # from the resolver, wrapped
-                raise cause from error
+            if (refusal := _refusal(error)) is not None:
+                raise refusal from error
             raise BadMediaError(f"{_short(url)} could not be fetched: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
@@ -100,8 +100,9 @@ class Fetcher:
             raise ForbiddenError(f"{_short(url)}: only {', '.join(config.schemes)} URLs are fetched")
         if url.user is not None or url.password is not None:
             raise ForbiddenError(f"{_short(url)}: a URL with a name or password is not fetched")
-        named = host if url.port == PORTS.get(url.scheme) else f"{host}:{url.port}"
-        if not any(_matches(pattern, named) for pattern in config.hosts):
+        is_usual = url.port == PORTS.get(url.scheme)
+        named = host if is_usual else f"{host}:{url.port}"
+        if not any(_matches(pattern, named) or (pattern == "*" and is_usual) for pattern in config.hosts):
             raise ForbiddenError(f"{_short(url)}: {named} is not among gateway.media_urls.hosts")
         try:
             address = ipaddress.ip_address(host)
@@ -158,9 +159,14 @@ class _Resolver(AbstractResolver):
 
 def _matches(pattern: str, host: str) -> bool:
     pattern, host = pattern.lower(), host.lower()
-    if pattern == "*":
-        return ":" not in host or host.startswith("[")
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
+
+
+def _refusal(error: BaseException | None) -> ForbiddenError | None:
+    """What the resolver said, in the error that aiohttp made of it."""
+    while error is not None and not isinstance(error, ForbiddenError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _parsed(url: str) -> URL:

@@ -1,0 +1,138 @@
+"""`POST /v1/embeddings`: one vector an image, in the shape that OpenAI's clients send and read.
+
+The vector is the mean of the image's tokens (a pooled encoder has one, which then is it), of length one unless
+`normalize` is false. An `input` that is no image fails the whole request, as those clients know no other way.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cluster.gateway.bodies import read_body
+from cluster.gateway.encode import counted
+from cluster.gateway.statuses import status_of
+from cluster.wire import JSON, ItemAnswer, ItemTokens, RequestItem, as_float32, check_count, read_item
+from encoder.errors import ERRORS, ContentTypeError, EncoderPoolError, RequestError
+
+if TYPE_CHECKING:
+    from cluster.gateway.app import Gateway
+
+
+class EmbeddingsRequest(BaseModel):
+    """What a request may say."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    model: str
+    input: Any
+    """An image (`data:` URI, base64, URL) or a list of them; also as `{"image_url": {"url": ...}}` parts."""
+
+    encoding_format: Literal["float", "base64"] = "float"
+    """Numbers, or base64 of little-endian float32."""
+
+    dimensions: int | None = None
+    """The width of the model's tokens, if anything."""
+
+    normalize: bool = True
+    """Scale each vector to length one."""
+
+    user: str | None = None
+    timeout_s: float | None = Field(default=None, gt=0, le=86_400, allow_inf_nan=False)
+    priority: Literal["interactive", "batch"] = "interactive"
+
+
+async def embeddings(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    """Answer one request."""
+    arrived_s = time.monotonic()
+    config = gateway.config
+    with gateway.admit(request) as (backend, share):
+        if request.content_type != JSON:
+            raise ContentTypeError(f"a body of {request.content_type}; send {JSON}")
+        body = await read_body(request, share, max_bytes=config.max_request_bytes, timeout_s=config.read_timeout_s)
+        gateway.counters.received.inc(len(body))
+        asked = _parsed(bytes(body))
+        model = backend.model(asked.model)
+        width = backend.pool.client.adapter.hidden_size
+        if asked.dimensions not in (None, width):
+            raise RequestError(f"dimensions: {model} gives {width}, which cannot be cut to {asked.dimensions}")
+        items = _items(asked.input, config.max_request_items)
+        work = await backend.begin(
+            items,
+            share,
+            arrived_s=arrived_s,
+            timeout_s=asked.timeout_s,
+            priority=asked.priority,
+            max_answer_bytes=config.max_answer_bytes,
+        )
+        found: list[dict[str, Any] | None] = [None] * len(items)
+        num_tokens = 0
+        async with aclosing(counted(gateway, work.answers())) as answers:
+            async for answer in answers:
+                if answer.tokens is None:
+                    raise _failed(answer, len(items))
+                num_tokens += answer.tokens.shape[0]
+                vector = pooled(answer.tokens, normalize=asked.normalize)
+                found[answer.index] = {
+                    "object": "embedding",
+                    "index": answer.index,
+                    "embedding": vector.tolist()
+                    if asked.encoding_format == "float"
+                    else base64.b64encode(vector.astype("<f4").tobytes()).decode(),
+                }
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return web.json_response({"object": "list", "data": found, "model": model, "usage": usage})
+
+
+def pooled(tokens: ItemTokens, *, normalize: bool) -> np.ndarray:
+    """One float32 vector of an item."""
+    vector: np.ndarray = as_float32(tokens).mean(axis=0, dtype=np.float32)
+    length = float(np.linalg.norm(vector))
+    return vector / length if normalize and length else vector
+
+
+def _parsed(body: bytes) -> EmbeddingsRequest:
+    try:
+        return EmbeddingsRequest.model_validate(json.loads(body))
+    except ValidationError as error:
+        detail = error.errors()[0]
+        raise RequestError(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"not JSON: {error}") from error
+
+
+def _items(given: object, max_items: int) -> tuple[RequestItem, ...]:
+    entries = given if isinstance(given, list) else [given]
+    if not entries:
+        raise RequestError("input: empty; send an image at least")
+    check_count(len(entries), max_items)
+    return tuple(read_item(_part(entry)) for entry in entries)
+
+
+def _part(entry: object) -> object:
+    """An image in one of the shapes that other services take, as `read_item` takes it."""
+    if not isinstance(entry, str | dict):
+        raise RequestError(
+            f"input: {type(entry).__name__} is no image; send 'data:image/...;base64,...', base64 or a URL"
+        )
+    if isinstance(entry, dict):
+        url = entry.get("image_url", entry.get("image"))
+        if isinstance(url, dict):
+            url = url.get("url")
+        if url is not None:
+            return url
+    return entry
+
+
+def _failed(answer: ItemAnswer, num_items: int) -> EncoderPoolError:
+    kind = ERRORS.get(answer.error or "", EncoderPoolError)
+    error = kind(f"input[{answer.index}]: {answer.message}" if num_items > 1 else answer.message)
+    assert status_of(error) == answer.status
+    return error
