@@ -107,7 +107,7 @@ class Client:
     ) -> Generator[Outcome, None, None]:
         """Encode images as they come and hand out the outcomes in the same order.
 
-        Work goes on while the caller asks for outcomes; at most `max_in_flight_items` are read ahead. A source that
+        Work goes on while the caller asks for outcomes; at most `PoolConfig.window` are read ahead. A source that
         fails is an outcome with an error; only a closed pool raises. Closing the iterator early drops what is queued.
 
         Args:

@@ -69,7 +69,7 @@ class _Ordered:
     def _has_room(self) -> bool:
         return (
             not self._exhausted
-            and self._num_read - self._next_out < self._config.max_in_flight_items
+            and self._num_read - self._next_out < self._config.window(self._client.num_workers())
             and self.stream.open_bytes < self._config.max_in_flight_bytes
         )
 

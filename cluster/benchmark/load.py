@@ -19,7 +19,6 @@ from encoder.errors import ConfigError
 from encoder.pictures import Size, draw_picture
 from workers.messages import EncodeBatch
 
-EDGE = 0.15  # of a run at each end: while queues fill and empty, rates are others
 KILL_AFTER = 0.3  # of the items
 
 
@@ -85,7 +84,9 @@ def measure_throughput(pool: EncoderPool, files: Sequence[bytes], num_items: int
             raise outcome.error
         assert outcome.embedding is not None
         done.append((time.perf_counter(), len(outcome.embedding.shape.grids)))
-    first, last = int(EDGE * num_items), num_items - 1 - int(EDGE * num_items)
+    # While the window fills and empties, rates are others; outcomes come in order, so in bursts of at most a window.
+    edge = min(pool.config.window(before.num_workers), num_items // 4)
+    first, last = edge, num_items - 1 - edge
     seconds = done[last][0] - done[first][0]
     after = pool.stats()
     hits = after.segment_hits - before.segment_hits

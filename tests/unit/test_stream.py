@@ -135,7 +135,7 @@ def encoded(worker_id: str, batch: EncodeBatch, *, failing: dict[int, ErrorNote]
 
 def client(pool: FakePool, **changes: Any) -> Client:
     worker = WorkerConfig(encoder=EncoderConfig(model="fake", max_bytes=10_000))
-    config = PoolConfig(num_workers=2, worker=worker, **{"items_per_call": 4, **changes})
+    config = PoolConfig(num_workers=2, worker=worker, **{"items_per_call": 4, "calls_per_worker": 2, **changes})
     return Client(config, fake_adapter(), pool, num_workers=lambda: len(pool.incarnations))
 
 
