@@ -187,4 +187,11 @@ CASES = [
         tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
         num_tokens=lambda batch: batch["pixel_attention_mask"].sum() // 4,
     ),
+    Case(
+        preset="tiny-glm4v",
+        model="Glm4vForConditionalGeneration",
+        processor="Glm4vImageProcessorPil",
+        tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
+        num_tokens=lambda batch: batch["image_grid_thw"].prod() // 4,
+    ),
 ]

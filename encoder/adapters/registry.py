@@ -38,6 +38,7 @@ FAMILIES = {
     "idefics3": "encoder.adapters.idefics3:FAMILY",
     "pixtral": "encoder.adapters.pixtral:FAMILY",
     "lfm2-vl": "encoder.adapters.lfm2_vl:FAMILY",
+    "glm4v": "encoder.adapters.glm4v:FAMILY",
 }
 
 

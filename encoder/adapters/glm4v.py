@@ -1,0 +1,166 @@
+"""GLM-4.1V and GLM-4.5V: an image at its own ratio, bicubic positions, a token for 28x28 pixels."""
+
+# Shapes: P patches, D tower width, T tokens.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from encoder.adapters.grids import GridAdapter, Rows, Table
+from encoder.adapters.interpolation import bicubic_taps
+from encoder.adapters.processors import CLIP, processor_of, read_pixels, vision_config
+from encoder.adapters.qwen_vl_geometry import MAX_RATIO, frame_indices
+from encoder.adapters.registry import Family, Preset
+from encoder.adapters.tiles import Size, Tile
+from encoder.errors import BadMediaError
+from encoder.types import Grid
+
+if TYPE_CHECKING:
+    import torch
+
+    from encoder.config import EncoderConfig
+
+_DEFAULTS = {"out_hidden_size": 4096, "image_size": 336, "patch_size": 14, "spatial_merge_size": 2}
+
+
+class Glm4v:
+    """Implements `GridFamily`."""
+
+    renames: tuple[tuple[str, str], ...] = ()
+    pooled_patches = 0
+    tables: ClassVar[dict[str, Table]] = {
+        "places": ((2,), "int32"),
+        "taps": ((16,), "int32"),
+        "tap_weights": ((16,), "float32"),
+    }
+
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
+        self.vision = vision_config(config, _DEFAULTS)
+        self.patch_size, self.merge = self.vision["patch_size"], self.vision["spatial_merge_size"]
+        self.frames = self.vision.get("temporal_patch_size", 2)
+        self.hidden_size = self.vision["out_hidden_size"]
+        self.pixels = read_pixels(config, CLIP)
+        size = processor_of(config).get("size") or {}
+        self.least = size.get("shortest_edge", 112 * 112)
+        self.most = size.get("longest_edge", 28 * 28 * 15_000)
+
+    def cut(self, width: int, height: int) -> list[Tile]:
+        """The whole image, resized to whole tokens. Raises BadMediaError for a side over 200 times the other."""
+        return [Tile(resized=(_size(width, height, self.patch_size * self.merge, self.frames, self.least, self.most),))]
+
+    def rows(self, grid: Grid) -> Mapping[str, np.ndarray]:
+        """Row and column of each patch, and how the table of positions is read there."""
+        _, rows, columns = grid
+        places = frame_indices(rows, columns, self.merge, 0)
+        taps, weights = bicubic_taps(rows, columns, self.merge, self.vision["image_size"] // self.patch_size)
+        return {
+            "places": np.stack([places.rows_P, places.columns_P], axis=1),
+            "taps": taps,
+            "tap_weights": weights,
+        }
+
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """The tower, which merges and projects too."""
+        from encoder.towers.stock import stock_class, stock_config
+
+        config = stock_config("glm4v", "Glm4vVisionConfig", self.vision)
+        return {"model.visual.": stock_class("glm4v", "Glm4vVisionModel")(config)}
+
+    def bind(self, modules: Mapping[str, Any]) -> Callable[[Rows], torch.Tensor]:
+        """The tower by its parts: as a whole it finds each patch's image by comparing with all of them."""
+        from torch.nn.functional import embedding_bag, linear
+
+        from encoder.towers.stock import PatchEmbedding
+
+        tower = modules["model.visual."]
+        embed = PatchEmbedding(tower.patch_embed.proj, self.pixels)
+        table = tower.embeddings.position_embedding.weight.float()
+        # A convolution over the patches of a token, which follow one another: a linear layer.
+        downsample = tower.downsample.weight.permute(0, 2, 3, 1).flatten(1), tower.downsample.bias
+
+        def forward(rows: Rows) -> torch.Tensor:
+            x_PD = tower.post_conv_layernorm(embed(rows.pixels_PC))
+            rotary = tower.rotary_pos_emb(x_PD, rows.tables["places"])
+            weights = rows.tables["tap_weights"]
+            positions_PD = embedding_bag(rows.tables["taps"], table, per_sample_weights=weights, mode="sum")
+            x_PD = x_PD + positions_PD.to(x_PD.dtype)
+            for block in tower.blocks:
+                x_PD = block(x_PD, cu_seqlens=rows.cu_seqlens, max_seqlen=len(x_PD), position_embeddings=rotary)
+            squares = tower.post_layernorm(x_PD).unflatten(0, (-1, self.merge**2)).flatten(1)
+            tokens: torch.Tensor = tower.merger(linear(squares, *downsample))
+            return tokens
+
+        return forward
+
+
+def _size(width: int, height: int, factor: int, frames: int, least: int, most: int) -> Size:
+    """After `smart_resize` of GLM-4V's processor in transformers, which counts the pixels of all frames of a patch."""
+    if min(width, height) < factor:
+        scale = max(factor / height, factor / width)
+        width, height = int(width * scale), int(height * scale)
+    if max(width, height) / min(width, height) > MAX_RATIO:
+        raise BadMediaError(
+            f"picture of {width}x{height}: one side is over {MAX_RATIO} times the other, "
+            f"which GLM-4V does not take; crop it"
+        )
+    new_width, new_height = (round(length / factor) * factor for length in (width, height))
+    if frames * new_width * new_height > most:
+        beta = math.sqrt(frames * height * width / most)
+        new_width, new_height = (max(factor, math.floor(length / beta / factor) * factor) for length in (width, height))
+    elif frames * new_width * new_height < least:
+        beta = math.sqrt(least / (frames * height * width))
+        new_width, new_height = (math.ceil(length * beta / factor) * factor for length in (width, height))
+    return new_width, new_height
+
+
+def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> GridAdapter:
+    return GridAdapter(Glm4v(config, name), config, name, encoder)
+
+
+def _config(vision: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "architectures": ["Glm4vForConditionalGeneration"],
+        "model_type": "glm4v",
+        "text_config": {"model_type": "glm4v_text", **text},
+        "vision_config": {"model_type": "glm4v_vision", **vision},
+    }
+
+
+_TINY_TEXT = {
+    "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "vocab_size": 99, "pad_token_id": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2],
+                        "partial_rotary_factor": 0.5},
+}  # fmt: skip
+_TINY = {
+    "hidden_size": 64,
+    "depth": 2,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "intermediate_size": 96,
+    "image_size": 84,
+}
+_FULL = {"hidden_size": 1536, "depth": 24, "num_heads": 12, "out_hidden_size": 4096, "intermediate_size": 13696}
+
+FAMILY = Family(
+    model_types=("glm4v", "glm4v_moe"),
+    modalities=("image",),
+    presets={
+        "tiny-glm4v": Preset(
+            config=_config({**_TINY, "image_size": 84}, _TINY_TEXT)
+            | {"preprocessor_config": {"size": {"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140}}},
+            summary="GLM-4.1V, 2 small layers, up to 140x140 pixels, seeded random weights",
+            token_rule="1 for 28x28 pixels, 2 to 25",
+        ),
+        "random-glm4v-9b": Preset(
+            config=_config({**_FULL, "image_size": 336}, {"hidden_size": 4096}),
+            summary="GLM-4.1V 9B, released size, seeded random weights",
+            token_rule="1 for 28x28 pixels, 8 to 7500",
+        ),
+    },
+    make=_make,
+)
