@@ -140,9 +140,9 @@ class GridAdapter:
         """A run of just these segments."""
         return self.layout.exact(shapes)
 
-    def sample(self, axis_keys: AxisKeys) -> Segment:
+    def sample(self, axis_keys: AxisKeys, *, scale: int = 1) -> Segment:
         """A small square of noise: every budget holds some."""
-        side = SAMPLE_SIDE * self.family.patch_size
+        side = SAMPLE_SIDE * scale * self.family.patch_size
         return self._segment(np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
 
     def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:

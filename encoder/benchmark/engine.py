@@ -11,14 +11,17 @@ from dataclasses import replace
 import torch
 import transformers
 
+from encoder.adapters.grids import GridAdapter
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.qwen_vl import QwenVL
 from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.adapters.tiles import TileAdapter
 from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.preparation import measure_preparation
 from encoder.benchmark.qwen_vl import bench_qwen
 from encoder.benchmark.rows import Report, Row, baseline_row, cosine, our_row, overlap
+from encoder.benchmark.stock import bench_stock
 from encoder.benchmark.workloads import Workload, make_workloads
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
@@ -35,8 +38,11 @@ def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5) -
     Raises:
         ConfigError: a model that has no baselines here.
     """
-    if isinstance(load_adapter(config), QwenVL):
+    adapter_of_any = load_adapter(config)
+    if isinstance(adapter_of_any, QwenVL):
         return bench_qwen(config, device_name, repeats=repeats)
+    if isinstance(adapter_of_any, TileAdapter | GridAdapter):
+        return bench_stock(config, device_name, repeats=repeats)
     device = torch.device(device_name)
     dtype = resolve_dtype(config.dtype, device)
     adapter = _minicpmv(config)
@@ -96,7 +102,7 @@ def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5) -
 def _minicpmv(config: EncoderConfig) -> MiniCPMV:
     adapter = load_adapter(config)
     if not isinstance(adapter, MiniCPMV):
-        raise ConfigError(f"bench engine has baselines for MiniCPM-V and Qwen-VL, not for {config.model!r}")
+        raise ConfigError(f"bench engine has no baselines for {config.model!r}")
     return adapter
 
 

@@ -163,9 +163,13 @@ class GridModel:
         device: torch.device,
         dtype: torch.dtype,
         backend: str,
+        *,
+        ragged: bool = True,
     ) -> None:
+        """Without `ragged` every row attends to every other: for segments that run alone."""
         modules = load_modules(family, weights, device, dtype)
-        attend_raggedly(modules)
+        if ragged:
+            attend_raggedly(modules)
         self._forward: Callable[[Rows], Tensor] = family.bind(modules)
         self._backend = backend
 

@@ -1,0 +1,152 @@
+"""The engine bench of families on transformers' modules: our graphs beside the same modules, one image at a time.
+
+The eager loop runs what our graphs hold, without graphs and alone: no masks, and the fastest attention there is for the
+image. Padded grids do not apply: tiles have one size, and nobody pads the other towers.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+import transformers
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from encoder.adapters.base import EncoderModel, Segment
+from encoder.adapters.grids import GridAdapter
+from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.adapters.tiles import TileAdapter
+from encoder.arena import ArenaLayout
+from encoder.benchmark.measure import matmul_peak
+from encoder.benchmark.rows import Report, Row, baseline_row, cosine, our_row, overlap
+from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, Workload, random_sizes
+from encoder.config import EncoderConfig
+from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
+from encoder.runner import EncoderRunner, resolve_dtype
+from encoder.towers.stock import GridModel, TileModel
+from encoder.types import SegmentShape
+from encoder.weights import obtain_tensors
+
+StockAdapter = TileAdapter | GridAdapter
+
+MIN_SEGMENTS = 200  # of a saturated run
+MOST_RATIO = 50  # of sides: some processors refuse strips
+
+
+def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> Report:
+    """Measure our engine and the eager loops on one device."""
+    device = torch.device(device_name)
+    dtype, on_gpu = resolve_dtype(config.dtype, device), device.type == "cuda"
+    adapter = load_adapter(config)
+    assert isinstance(adapter, StockAdapter)
+    weights = obtain_tensors(resolve_model(config.model).snapshot, adapter.weight_shapes(), seed=config.seed)
+    with torch.inference_mode():
+        if isinstance(adapter, TileAdapter):
+            loops = {"eager, sdpa": EagerLoop(adapter, TileModel(adapter.family, weights, device, dtype), device)}
+        else:
+            # Plain attention for images of one segment, FlashAttention 2 (on a GPU) for what has several.
+            alone = GridModel(adapter.family, weights, device, dtype, "sdpa", ragged=False)
+            loops = {"eager, sdpa": EagerLoop(adapter, alone, device)}
+            ragged = GridModel(adapter.family, weights, device, dtype, "varlen" if on_gpu else "sdpa")
+            loops["eager, ragged"] = EagerLoop(adapter, ragged, device)
+    workloads = make_workloads(adapter, loops["eager, sdpa"].flops_of(), small=not on_gpu)
+    peak = matmul_peak(device, dtype, seconds=4.0 if on_gpu else 0.5)
+    rows: list[Row] = []
+    rates: dict[str, float] = {}
+    for engine, loop in loops.items():
+        for workload in workloads:
+            if engine == "eager, sdpa" and isinstance(adapter, GridAdapter) and _has_several(workload):
+                continue
+            row = baseline_row(engine, loop.encode, device, workload, peak, repeats, {})
+            rows.append(row)
+            rates[workload.name] = max(rates.get(workload.name, 0.0), row.slices_per_s)  # the faster one
+    rows = [replace(row, to_eager=row.slices_per_s / rates[row.workload]) for row in rows]
+    loops.clear()
+    runner = EncoderRunner.from_config(config, device_name)
+    capture = runner.capture()
+    rows += [our_row("graphs", runner, each, peak, repeats, rates, min_segments=MIN_SEGMENTS) for each in workloads]
+    return Report(
+        model=config.model,
+        dtype=str(dtype).removeprefix("torch."),
+        device=torch.cuda.get_device_name(device) if on_gpu else platform.processor() or "cpu",
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+        date=time.strftime("%Y-%m-%d"),
+        peak_tflops=peak / 1e12,
+        overlap=overlap(runner, workloads[0], repeats),
+        capture_seconds=capture.seconds,
+        capture_gib=capture.num_bytes / 2**30,
+        num_graphs=capture.num_graphs,
+        cosines={"graphs": cosine(runner, config, workloads[1])},
+        preparation=None,
+        repeats=repeats,
+        rows=rows,
+    )
+
+
+def make_workloads(
+    adapter: StockAdapter, flops_of: Callable[[Sequence[SegmentShape]], float], *, small: bool, seed: int = 0
+) -> list[Workload]:
+    """Traffic, one image alone, random sizes; `small`: a taste of them, for a CPU."""
+
+    def make(name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
+        pictures = [draw_picture(*size, seed) for seed, size in enumerate(sizes) if max(size) <= MOST_RATIO * min(size)]
+        images = tuple(tuple(adapter.prepare(picture)) for picture in pictures)
+        return Workload(name=name, images=images, saturated=saturated, flops_of=flops_of)
+
+    if small:
+        return [
+            make("traffic", TRAFFIC_SIZES[13:15], saturated=True),
+            make("448x448 alone", SINGLE_SIZES[:1], saturated=False),
+        ]
+    return [
+        make("traffic", TRAFFIC_SIZES, saturated=True),
+        *(make(f"{w}x{h} alone", [(w, h)], saturated=False) for w, h in SINGLE_SIZES),
+        make("random sizes", random_sizes(MIXED_IMAGES, seed), saturated=True),
+    ]
+
+
+def _has_several(workload: Workload) -> bool:
+    return any(len(image) > 1 for image in workload.images)
+
+
+class EagerLoop:
+    """transformers' modules, eagerly, all segments of one image in a forward; host buffers are filled beforehand."""
+
+    def __init__(self, adapter: StockAdapter, model: EncoderModel, device: torch.device) -> None:
+        self.adapter, self.model, self.device = adapter, model, device
+        self._prepared: dict[int, tuple[Sequence[Segment], Tensor]] = {}  # by an image's identity; kept alive
+
+    @torch.inference_mode()
+    def encode(self, image: Sequence[Segment]) -> Tensor:
+        """Tokens `[T, E]` on the device."""
+        axis_keys, capacity = self.adapter.exact([segment.shape for segment in image])
+        layout = ArenaLayout.of(self.adapter.inputs(axis_keys, capacity))
+        if id(image) not in self._prepared:
+            host = torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            self.adapter.fill(layout.arrays(host), image, axis_keys, capacity)
+            self._prepared[id(image)] = image, host
+        block = self._prepared[id(image)][1].to(self.device, non_blocking=True)
+        num_tokens = sum(segment.shape.num_tokens for segment in image)
+        return self.model.forward(layout.views(block), axis_keys, capacity)[:num_tokens]
+
+    def flops_of(self) -> Callable[[Sequence[SegmentShape]], float]:
+        """What segments ask of the model: linear and quadratic in their patches, which two sizes determine."""
+        sample = self.adapter.sample((self.adapter.axes[0].keys[0],))
+        few = sample.shape.num_patches
+        first = self._count(sample)
+        if isinstance(self.adapter, TileAdapter):
+            return lambda shapes: len(shapes) * first
+        double = self.adapter.sample((self.adapter.axes[0].keys[0],), scale=2)
+        many, second = double.shape.num_patches, self._count(double)
+        quadratic = (second / many - first / few) / (many - few)
+        linear = first / few - quadratic * few
+        return lambda shapes: sum(linear * shape.num_patches + quadratic * shape.num_patches**2 for shape in shapes)
+
+    def _count(self, segment: Segment) -> float:
+        with FlopCounterMode(display=False) as counter:
+            self.encode((segment,))
+        return float(counter.get_total_flops())

@@ -1,0 +1,49 @@
+"""The bench of families on transformers' modules: its loops compute our tokens, and it counts the work there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from encoder.adapters.grids import GridAdapter
+from encoder.adapters.registry import load_adapter
+from encoder.adapters.tiles import TileAdapter
+from encoder.benchmark.stock import EagerLoop, make_workloads
+from encoder.config import EncoderConfig
+from encoder.runner import EncoderRunner
+from encoder.towers.stock import GridModel, TileModel
+from encoder.weights import random_tensors
+
+
+@pytest.mark.parametrize(("model", "ragged"), [("tiny-siglip", False), ("tiny-pixtral", False), ("tiny-lfm2-vl", True)])
+@torch.inference_mode()
+def test_the_loop_computes_the_tokens_that_we_do(model: str, ragged: bool) -> None:
+    config = EncoderConfig(model=model, graphs=False)
+    adapter = load_adapter(config)
+    weights, device = random_tensors(adapter.weight_shapes(), config.seed), torch.device("cpu")
+    runner = EncoderRunner.from_config(config, "cpu")
+    if isinstance(adapter, TileAdapter):
+        loop = EagerLoop(adapter, TileModel(adapter.family, weights, device, torch.float32), device)
+    else:
+        assert isinstance(adapter, GridAdapter)
+        grid_model = GridModel(adapter.family, weights, device, torch.float32, "sdpa", ragged=ragged)
+        loop = EagerLoop(adapter, grid_model, device)
+    for workload in make_workloads(adapter, lambda shapes: 1.0, small=True):
+        for image in workload.images:
+            ours, theirs = torch.cat(runner.encode(image)), loop.encode(image)
+            assert (ours - theirs).norm() / ours.norm() < 1e-4
+
+
+@torch.inference_mode()
+def test_work_is_counted_as_layers_do_it() -> None:
+    """Pixtral's tiny tower: four projections and a gated MLP a layer, attention over the patches of the image."""
+    config = EncoderConfig(model="tiny-pixtral")
+    adapter = load_adapter(config)
+    assert isinstance(adapter, GridAdapter)
+    weights = random_tensors(adapter.weight_shapes(), 0)
+    model = GridModel(adapter.family, weights, torch.device("cpu"), torch.float32, "sdpa", ragged=False)
+    flops_of = EagerLoop(adapter, model, torch.device("cpu")).flops_of()
+    patches, width, mlp = 40, 64, 128
+    layers = 2 * (2 * patches * (4 * width**2 + 3 * width * mlp) + 4 * patches**2 * width)
+    ends = 2 * patches * (16 * 16 * 3 * width + 2 * width * width)
+    assert flops_of([adapter.measure((1, 4, 10))]) == pytest.approx(layers + ends, rel=1e-6)
