@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 import transformers
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from encoder.adapters.base import EncoderModel, Segment
 from encoder.adapters.grids import GridAdapter
@@ -35,6 +35,13 @@ StockAdapter = TileAdapter | GridAdapter
 
 MIN_SEGMENTS = 200  # of a saturated run
 MOST_RATIO = 50  # of sides: some processors refuse strips
+
+# Torch's counter knows attention on a GPU alone.
+CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: sdpa_flop_count(
+        query, key, value
+    )
+}
 
 
 def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> Report:
@@ -147,6 +154,6 @@ class EagerLoop:
         return lambda shapes: sum(linear * shape.num_patches + quadratic * shape.num_patches**2 for shape in shapes)
 
     def _count(self, segment: Segment) -> float:
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
             self.encode((segment,))
         return float(counter.get_total_flops())
