@@ -194,4 +194,13 @@ CASES = [
         tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
         num_tokens=lambda batch: batch["image_grid_thw"].prod() // 4,
     ),
+    Case(
+        preset="tiny-minicpmv-4.6",
+        model="MiniCPMV4_6ForConditionalGeneration",
+        processor="MiniCPMV4_6ImageProcessorPil",
+        tokens=lambda model, batch: torch.cat(
+            list(model.get_image_features(batch["pixel_values"], batch["target_sizes"]).pooler_output)
+        ),
+        num_tokens=lambda batch: batch["target_sizes"].prod(1).sum() // 16,
+    ),
 ]

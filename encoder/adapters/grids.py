@@ -51,6 +51,10 @@ class GridFamily(Protocol):
     pixels: Pixels
 
     @property
+    def inner_order(self) -> Sequence[int]:
+        """Of the patches of a token; empty: row by row."""
+
+    @property
     def tables(self) -> Mapping[str, Table]:
         """What it needs to know of each patch beside its pixels."""
 
@@ -119,8 +123,10 @@ class GridAdapter:
         shape = self.measure((1, picture.shape[0] // side, picture.shape[1] // side))
         _, rows, columns = shape.grid
         squares = picture.reshape(rows // merge, merge, side, columns // merge, merge, side * 3)
-        patches = np.ascontiguousarray(squares.transpose(0, 3, 1, 4, 2, 5))
-        return Segment(shape=shape, patches_PC=patches.reshape(shape.num_patches, side * side * 3))
+        tokens = squares.transpose(0, 3, 1, 4, 2, 5).reshape(-1, merge**2, side * side * 3)
+        if self.family.inner_order:
+            tokens = tokens[:, self.family.inner_order]
+        return Segment(shape=shape, patches_PC=tokens.reshape(shape.num_patches, -1))
 
     def axis_choices(self, grid: Grid) -> list[AxisKeys]:
         """Packed, whatever the grid."""

@@ -29,6 +29,7 @@ class Lfm2VL:
     """Implements `GridFamily`."""
 
     renames: tuple[tuple[str, str], ...] = ()
+    inner_order = ()
     pooled_patches = 0
 
     def __init__(self, config: Mapping[str, Any], name: str, *, max_tiles: int | None) -> None:

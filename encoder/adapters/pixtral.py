@@ -31,6 +31,7 @@ class Pixtral:
     """Implements `GridFamily`."""
 
     renames: tuple[tuple[str, str], ...] = ()
+    inner_order = ()
     pooled_patches = 0
     tables: ClassVar[dict[str, Table]] = {"places": ((2,), "int32")}
 

@@ -39,6 +39,7 @@ FAMILIES = {
     "pixtral": "encoder.adapters.pixtral:FAMILY",
     "lfm2-vl": "encoder.adapters.lfm2_vl:FAMILY",
     "glm4v": "encoder.adapters.glm4v:FAMILY",
+    "minicpmv-4.6": "encoder.adapters.minicpmv46:FAMILY",
 }
 
 

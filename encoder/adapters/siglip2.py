@@ -34,6 +34,7 @@ class Siglip2:
     """Implements `GridFamily`."""
 
     renames: tuple[tuple[str, str], ...] = ()
+    inner_order = ()
     merge = 1
 
     def __init__(self, config: Mapping[str, Any], name: str, *, pooled: bool) -> None:

@@ -49,7 +49,9 @@ def grid_of_tiles(resized: tuple[Size, ...], tile_size: Size) -> list[Tile]:
     """Tiles that cover what an image was resized to, row by row."""
     (width, height), (tile_width, tile_height) = resized[-1], tile_size
     return [
-        Tile(resized=resized, corner=(x, y)) for y in range(0, height, tile_height) for x in range(0, width, tile_width)
+        Tile(resized=resized, corner=(x, y), size=tile_size)
+        for y in range(0, height, tile_height)
+        for x in range(0, width, tile_width)
     ]
 
 

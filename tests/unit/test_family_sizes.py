@@ -59,6 +59,7 @@ def test_lfm2_cuts_as_transformers_does() -> None:
         if rule._is_image_too_large(height, width, max_pixels_tolerance=2.0, **limits):
             columns, rows, *size, _ = rule._get_grid_layout(height, width, min_tiles=2, max_tiles=10, tile_size=512)
             assert [tile.resized for tile in tiles[:-1]] == [(tuple(size),)] * (rows * columns)
+            assert all(tile.size == (512, 512) for tile in tiles[:-1])
             large_ones += 1
         else:
             assert len(tiles) == 1
