@@ -1,4 +1,4 @@
-"""`encpool bench`: measure the engine, the router, or a pool."""
+"""`encpool bench`: measure the engine, the router, a pool, or a worker that changes its graphs."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ def add(commands: Commands) -> None:
     pool.add_argument("--repeats", type=positive, default=50, metavar="N", help="single images (default: %(default)s)")
     _add_files(pool)
     pool.set_defaults(run=run_pool)
+
+    change = subjects.add_parser("change", help="one saturated worker while it changes its graphs, without a pool")
+    change.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
+    change.add_argument("--model", metavar="NAME|DIR", help=f"(default: {DEFAULT_MODEL})")
+    change.add_argument("--repeats", type=positive, default=3, metavar="N", help="(default: %(default)s)")
+    _add_files(change)
+    change.set_defaults(run=run_change)
 
 
 def _add_files(subject: argparse.ArgumentParser) -> None:
@@ -94,6 +101,21 @@ def run_pool(parsed: argparse.Namespace) -> int:
     num_items = parsed.items or (1000 if num_gpus else 100)
     report = bench_pool(config, num_items=num_items, repeats=parsed.repeats, on_gpu=num_gpus > 0)
     return _show(report, parsed, table, write_json, write_plot)
+
+
+def run_change(parsed: argparse.Namespace) -> int:
+    """Measure a worker that changes its graphs."""
+    from cluster.benchmark.change import bench_change, table, write_json, write_plot
+    from cluster.config import load_config
+    from encoder.config import EncoderConfig
+    from workers.config import WorkerConfig
+
+    config = (
+        load_config(parsed.config).worker if parsed.config else WorkerConfig(encoder=EncoderConfig(model=DEFAULT_MODEL))
+    )
+    if parsed.model is not None:
+        config = config.model_copy(update={"encoder": config.encoder.model_copy(update={"model": parsed.model})})
+    return _show(bench_change(config, repeats=parsed.repeats), parsed, table, write_json, write_plot)
 
 
 def _show(
