@@ -27,19 +27,22 @@ constexpr int V_ATOMS = (HEAD_WIDTH + 63) / 64;
 constexpr int BOX_ROWS = 64;
 constexpr int Q_BYTES = 64 * (MAIN_ROW + REST_ROW);  // of one consumer
 constexpr int K_BYTES = KEYS * (MAIN_ROW + REST_ROW), V_BYTES = V_ATOMS * KEYS * V_ROW;
-constexpr int Q_AT = 1024, KV_AT = Q_AT + 2 * CONSUMERS * Q_BYTES;
+constexpr int TILE_AT = 512, Q_AT = 1024, KV_AT = Q_AT + 2 * CONSUMERS * Q_BYTES;
 
 struct alignas(64) TensorMap {
     u64 opaque[16];
 };
 
-struct Tile {
-    int begin, length, head, first;  // the segment's first row and length, the head, the tile's first row in the segment
+struct alignas(16) Tile {
+    int begin, length, head, first;  // the segment's first row and length (-1: no tile), the head, the tile's first row in the segment
 };
 
-// A walk over the tiles in rising order; all lanes of a warp hold the same.
-struct Finder {
-    int window = 0, tiles_before = 0;  // first segment of the 32 in view, and the tiles before it
+// A block's walk over its tiles, by the producer's warp, whose lanes all hold the same. First come all full tiles, dealt out in turn, then the partly
+// filled ones, which take less time: the blocks that were dealt one full tile less take two of them before anyone else.
+struct Walk {
+    int next = blockIdx.x;             // tile of its kind
+    int window = 0, tiles_before = 0;  // first segment of the 32 in view, and the tiles of this kind before it
+    int light = 0;                     // among full tiles 0, then the number of blocks with one full tile less
 };
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -112,14 +115,14 @@ __device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, int colum
         : "memory");
 }
 
-// Segments come one after another; in each first the full tiles, head by head, then every head's partly filled one.
-__device__ __forceinline__ bool find(Finder& at, int tile, const int* cu, int num_segments, int num_heads, Tile& found) {
+// Tile `next` of its kind: segments come one after another, in each the heads.
+__device__ __forceinline__ bool find(Walk& at, const int* cu, int num_segments, int num_heads, Tile& found) {
     const int lane = threadIdx.x & 31;
     for (; at.window < num_segments; at.window += 32) {
         const int segment = min(at.window + lane, num_segments - 1);
         const int begin = cu[segment];
         const int length = at.window + lane < num_segments ? cu[segment + 1] - begin : 0;
-        const int tiles = (length + TILE - 1) / TILE * num_heads;
+        const int tiles = (at.light == 0 ? length / TILE : length % TILE != 0) * num_heads;
         int ends = tiles;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
@@ -127,24 +130,32 @@ __device__ __forceinline__ bool find(Finder& at, int tile, const int* cu, int nu
             if (lane >= step) ends += before;
         }
         const int total = __shfl_sync(~0u, ends, 31);
-        if (tile < at.tiles_before + total) {
-            const int owner = __ffs(__ballot_sync(~0u, at.tiles_before + ends > tile)) - 1;
-            const int local = tile - at.tiles_before - __shfl_sync(~0u, ends - tiles, owner);
+        if (at.next < at.tiles_before + total) {
+            const int owner = __ffs(__ballot_sync(~0u, at.tiles_before + ends > at.next)) - 1;
+            const int local = at.next - at.tiles_before - __shfl_sync(~0u, ends - tiles, owner);
             found.begin = __shfl_sync(~0u, begin, owner);
             found.length = __shfl_sync(~0u, length, owner);
             const int full = found.length / TILE;
-            if (local < full * num_heads) {
-                found.head = local / full;
-                found.first = (local - found.head * full) * TILE;
-            } else {
-                found.head = local - full * num_heads;
-                found.first = full * TILE;
-            }
+            found.head = at.light == 0 ? local / full : local;
+            found.first = (at.light == 0 ? local - found.head * full : full) * TILE;
             return true;
         }
         at.tiles_before += total;
     }
     return false;
+}
+
+__device__ __forceinline__ bool next_tile(Walk& at, const int* cu, int num_segments, int num_heads, Tile& found) {
+    bool any = find(at, cu, num_segments, num_heads, found);
+    if (!any && at.light == 0) {
+        const int block = blockIdx.x, heavy = at.tiles_before % gridDim.x;
+        at.light = gridDim.x - heavy;
+        at.window = at.tiles_before = 0;
+        at.next = block < heavy ? 2 * at.light + block : block - heavy;
+        any = find(at, cu, num_segments, num_heads, found);
+    }
+    at.next += at.next < at.light ? at.light : gridDim.x;  // a light block's first, its second, then all in turn
+    return any;
 }
 
 // `boxes` of Q or K: the main columns, then, behind ROWS of those, the rest.
@@ -277,6 +288,7 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
     extern __shared__ __align__(1024) char shared[];
     const u32 base = shared_address(shared);
     const u32 q_full = base, q_free = base + 16, k_full = base + 64, v_full = k_full + 8 * STAGES, kv_free = v_full + 8 * STAGES;
+    Tile* tiles = (Tile*)(shared + TILE_AT);  // handed on with Q
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
     if (threadIdx.x == 0) {
@@ -289,18 +301,23 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
     }
     __syncthreads();
 
-    Finder finder;
     Tile tile;
     Ring ring;
     if (warpgroup == 0) {  // the producer: one lane of one warp
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x >= 32) return;
-        for (int n = 0; find(finder, blockIdx.x + n * gridDim.x, cu, num_segments, num_heads, tile); ++n) {
+        Walk walk;
+        bool any = true;
+        for (int n = 0; any; ++n) {
+            any = next_tile(walk, cu, num_segments, num_heads, tile);
             if (threadIdx.x == 0) {
                 const u32 q = base + Q_AT + (n & 1) * (CONSUMERS * Q_BYTES), q_bar = q_full + 8 * (n & 1);
+                if (!any) tile.first = tile.length = -1;
                 const int active = min((tile.length - tile.first + 63) / 64, CONSUMERS);
                 barrier_wait(q_free + 8 * (n & 1), (n >> 1 & 1) ^ 1);
+                tiles[n & 1] = tile;
                 barrier_expect(q_bar, active * Q_BYTES);
+                if (!any) break;
 #pragma unroll 1
                 for (int i = 0; i < active; ++i)
                     copy_rows<64>(q + i * Q_BYTES, main_map, rest_map, tile.head, tile.begin + tile.first + 64 * i, 1, q_bar);
@@ -329,7 +346,10 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
     const long out_row_bytes = (long)OUT_BYTES * num_heads * HEAD_WIDTH;
     const int consumer = warpgroup - 1, lane = threadIdx.x & 31, warp = threadIdx.x / 32 & 3;
     if (consumer == CONSUMERS - 1) pass_turn(consumer);  // the first turn is consumer 0's
-    for (int n = 0; find(finder, blockIdx.x + n * gridDim.x, cu, num_segments, num_heads, tile); ++n) {
+    for (int n = 0;; ++n) {
+        barrier_wait(q_full + 8 * (n & 1), n >> 1 & 1);
+        tile = tiles[n & 1];
+        if (tile.length < 0) break;
         const int full = tile.length / KEYS, rest = tile.length - full * KEYS;
         const int first = tile.first + 64 * consumer;
         const u32 q = base + Q_AT + ((n & 1) * CONSUMERS + consumer) * Q_BYTES;
@@ -340,7 +360,6 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
                 barrier_wait(v_full + 8 * ring.stage, ring.parity);
                 if (lane == 0) barrier_arrive(kv_free + 8 * ring.stage);
             }
-            barrier_wait(q_full + 8 * (n & 1), n >> 1 & 1);
             if (lane == 0) barrier_arrive(q_free + 8 * (n & 1));
             continue;
         }
@@ -348,7 +367,6 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
         Softmax softmax;
 #pragma unroll
         for (int i = 0; i < HEAD_WIDTH / 2; ++i) o[i] = 0.f;
-        barrier_wait(q_full + 8 * (n & 1), n >> 1 & 1);
 
         if (rest) {
             const u32 k = base + KV_AT + ring.stage * (K_BYTES + V_BYTES), v = k + K_BYTES;

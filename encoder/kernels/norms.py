@@ -44,7 +44,8 @@ def add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`(x + delta, layer_norm(x + delta))` in one pass over memory.
 
-    `delta_bias_D` is added to the sum as well: the bias of the GEMM that made `delta`, at no cost.
+    `delta_bias_D` is added to the sum as well: the bias of the GEMM that made `delta`, at no cost. `delta_PD` may be
+    two parts of a sum, `[2, P, D]`: of a GEMM that was split.
     With `rows_P` (int32 or int64), `delta_PD` is a table `[R, D]` and row p adds `table[rows_P[p]]`: position
     embeddings.
     """
@@ -107,5 +108,6 @@ def residual_sum(
     rows_P: torch.Tensor | None,
 ) -> torch.Tensor:
     """The new residual stream in float32."""
+    delta_PD = delta_PD.float().sum(0) if delta_PD.dim() == 3 else delta_PD
     total_PD = x_PD.float() + (delta_PD if rows_P is None else delta_PD[rows_P]).float()
     return total_PD if delta_bias_D is None else total_PD + delta_bias_D.float()

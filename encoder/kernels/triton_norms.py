@@ -24,7 +24,7 @@ def launch_norm(
     if num_rows:
         _norm_kernel[(num_rows,)](
             x_PD, x_PD, x_PD, x_PD, weight_D, weight_D if bias_D is None else bias_D, x_PD, normed_PD, eps,
-            WIDTH=width, **split_width(width), ADD=False, DELTA_BIAS=False, GATHER=False,
+            WIDTH=width, **split_width(width), ADD=False, TWO_PARTS=False, DELTA_BIAS=False, GATHER=False,
             BIAS=bias_D is not None, CENTER=center, num_warps=num_warps_for(width),
         )  # fmt: skip
     return normed_PD
@@ -43,15 +43,16 @@ def launch_add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     assert x_PD.is_contiguous()
     assert delta_PD.is_contiguous()
-    assert rows_P is not None or delta_PD.shape == x_PD.shape
+    assert rows_P is not None or delta_PD.shape in (x_PD.shape, (2, *x_PD.shape))
     num_rows, width = x_PD.shape
     total_PD, normed_PD = torch.empty_like(x_PD), torch.empty_like(x_PD)
     if num_rows:
         _norm_kernel[(num_rows,)](
             x_PD, delta_PD, weight_D if delta_bias_D is None else delta_bias_D, x_PD if rows_P is None else rows_P,
             weight_D, weight_D if bias_D is None else bias_D, total_PD, normed_PD, eps,
-            WIDTH=width, **split_width(width), ADD=True, DELTA_BIAS=delta_bias_D is not None,
-            GATHER=rows_P is not None, BIAS=bias_D is not None, CENTER=center, num_warps=num_warps_for(width),
+            WIDTH=width, **split_width(width), ADD=True, TWO_PARTS=delta_PD.dim() == 3,
+            DELTA_BIAS=delta_bias_D is not None, GATHER=rows_P is not None, BIAS=bias_D is not None, CENTER=center,
+            num_warps=num_warps_for(width),
         )  # fmt: skip
     return total_PD, normed_PD
 
@@ -64,8 +65,8 @@ def num_warps_for(width: int) -> int:
 @triton.jit
 def _norm_kernel(
     x_ptr, delta_ptr, delta_bias_ptr, rows_ptr, weight_ptr, bias_ptr, total_ptr, normed_ptr, eps,
-    WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, ADD: tl.constexpr, DELTA_BIAS: tl.constexpr,
-    GATHER: tl.constexpr, BIAS: tl.constexpr, CENTER: tl.constexpr,
+    WIDTH: tl.constexpr, HEAD: tl.constexpr, TAIL: tl.constexpr, ADD: tl.constexpr, TWO_PARTS: tl.constexpr,
+    DELTA_BIAS: tl.constexpr, GATHER: tl.constexpr, BIAS: tl.constexpr, CENTER: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEAD)
@@ -75,12 +76,12 @@ def _norm_kernel(
     in_tail = tail < WIDTH
     source = tl.load(rows_ptr + row).to(tl.int64) if GATHER else row
 
-    a = _load_sum(x_ptr, delta_ptr, delta_bias_ptr, row, source, head, in_head, WIDTH, ADD, DELTA_BIAS)
+    a = _load_sum(x_ptr, delta_ptr, delta_bias_ptr, row, source, head, in_head, WIDTH, ADD, TWO_PARTS, DELTA_BIAS)
     if ADD:
         tl.store(total_ptr + row * WIDTH + head, a.to(total_ptr.dtype.element_ty), mask=in_head)
     mean = tl.sum(a, 0) if CENTER else 0.0
     if TAIL > 0:
-        b = _load_sum(x_ptr, delta_ptr, delta_bias_ptr, row, source, tail, in_tail, WIDTH, ADD, DELTA_BIAS)
+        b = _load_sum(x_ptr, delta_ptr, delta_bias_ptr, row, source, tail, in_tail, WIDTH, ADD, TWO_PARTS, DELTA_BIAS)
         if ADD:
             tl.store(total_ptr + row * WIDTH + tail, b.to(total_ptr.dtype.element_ty), mask=in_tail)
         if CENTER:
@@ -100,11 +101,14 @@ def _norm_kernel(
 @triton.jit
 def _load_sum(
     x_ptr, delta_ptr, delta_bias_ptr, row, source, column, mask,
-    WIDTH: tl.constexpr, ADD: tl.constexpr, DELTA_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr, ADD: tl.constexpr, TWO_PARTS: tl.constexpr, DELTA_BIAS: tl.constexpr,
 ):  # fmt: skip
     value = tl.load(x_ptr + row * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(delta_ptr + source * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
+    if TWO_PARTS:
+        second = source + tl.num_programs(0)
+        value += tl.load(delta_ptr + second * WIDTH + column, mask=mask, other=0.0).to(tl.float32)
     if DELTA_BIAS:
         value += tl.load(delta_bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
     return value

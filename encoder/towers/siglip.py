@@ -14,7 +14,7 @@ from encoder.adapters.minicpmv_config import MiniCPMVSizes
 from encoder.attention import SelfAttention
 from encoder.kernels.elementwise import patches_to_pixels
 from encoder.kernels.norms import layer_norm
-from encoder.towers.packed_vit import Block, Norm, run_blocks
+from encoder.towers.packed_vit import Block, Norm, pad_mlp, run_blocks
 from encoder.towers.packed_vit_fp8 import Block8, quantise_blocks, run_blocks_8
 
 ALIGNED = 8
@@ -61,6 +61,7 @@ class SiglipTower:
         def norm(name: str) -> Norm:
             return Norm(weight=put(f"{name}.weight"), bias=put(f"{name}.bias"))
 
+        mlp_padding = pad_mlp(sizes.mlp_width, device) - sizes.mlp_width
         self.patch_weight, self.patch_bias = (
             tensor.to(device, dtype)
             for tensor in fold_pixels(
@@ -78,9 +79,9 @@ class SiglipTower:
                 out_weight=put(f"{layer}.self_attn.out_proj.weight"),
                 out_bias=put(f"{layer}.self_attn.out_proj.bias"),
                 norm2=norm(f"{layer}.layer_norm2"),
-                fc1_weight=put(f"{layer}.mlp.fc1.weight"),
-                fc1_bias=put(f"{layer}.mlp.fc1.bias"),
-                fc2_weight=put(f"{layer}.mlp.fc2.weight"),
+                fc1_weight=F.pad(put(f"{layer}.mlp.fc1.weight"), (0, 0, 0, mlp_padding)),
+                fc1_bias=F.pad(put(f"{layer}.mlp.fc1.bias"), (0, mlp_padding)),
+                fc2_weight=F.pad(put(f"{layer}.mlp.fc2.weight"), (0, mlp_padding)),
                 fc2_bias=put(f"{layer}.mlp.fc2.bias"),
             )
             for layer in map("vpm.encoder.layers.{}".format, range(sizes.num_layers - sizes.drop_last_layer))

@@ -23,6 +23,7 @@ from encoder.kernels.norms import (
     rms_norm,
     rms_norm_reference,
 )
+from encoder.towers.packed_vit import linear_in_parts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,6 +33,8 @@ pytestmark = [
 NUM_PAD_ROWS = 77
 MIXES = {
     "one slice": [1032],
+    "three slices": [1036, 1020, 1036],
+    "nine slices": [1032] + [1020] * 8,
     "sixteen slices": [1032, 1020, 1036, 1014] * 4,
     "whole blocks": [1024, 768, 384, 128],
     "every kind of rest": [1, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 257],
@@ -189,6 +192,24 @@ def test_add_layer_norm_equals_float32(with_delta_bias: bool, gathered: bool) ->
     wanted = add_layer_norm_reference(x.float(), delta.float(), weight, bias, 1e-6, **options)
     for got_PD, wanted_PD in zip(got, wanted, strict=True):
         assert_close(got_PD, wanted_PD)
+
+
+@pytest.mark.parametrize("width", [1152, 1024])
+def test_add_layer_norm_of_two_parts_equals_float32(width: int) -> None:
+    x, weight, bias, delta_bias = random_rows(1037, width), *random_rows(3, width)
+    parts = random_rows(2 * 1037, width).view(2, 1037, width)
+    got = add_layer_norm(x, parts, weight, bias, 1e-6, delta_bias_D=delta_bias)
+    total = x.float() + parts[0].float() + parts[1].float() + delta_bias.float()
+    assert_close(got[0], total)
+    assert_close(got[1], layer_norm_reference(total, weight, bias, 1e-6))
+
+
+@pytest.mark.parametrize("num_rows", [16, 1056, 1280, 1281])
+def test_a_linear_layer_in_parts_equals_float32(num_rows: int) -> None:
+    x, weight = random_rows(num_rows, 4352), random_rows(1152, 4352)
+    out = linear_in_parts(x, weight)
+    assert out.dim() == (3 if num_rows <= 1280 else 2)
+    assert_close(out.float().sum(0) if out.dim() == 3 else out, x.float() @ weight.float().t())
 
 
 def test_add_rms_norm_equals_float32() -> None:
