@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from encoder.adapters.base import Segment
 from encoder.adapters.layouts import VLLM, parse_layouts
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.minicpmv_positions import patch_indices
+from encoder.benchmark.measure import wall_seconds
 from encoder.towers.resampler import Resampler
 
 Image = Sequence[Segment]
@@ -104,22 +106,45 @@ class Stock:
 
 
 class EagerLoop:
-    """One image at a time, no graphs: all its slices in one forward, padded to the longest as the released code does.
-
-    Without slices of different lengths there is no mask, so that SDPA takes its fastest kernel.
+    """One image at a time, no graphs, in the faster of two ways: all slices in one forward, padded to the longest and
+    masked, as the released code does; or slices of one length together, without a mask, so that SDPA takes its fastest
+    kernel. Which one is measured when an image of these lengths first comes.
     """
 
     def __init__(self, stock: Stock) -> None:
         self._stock = stock
+        self._joined: dict[tuple[int, ...], bool] = {}
 
     @torch.inference_mode()
     def encode(self, image: Image) -> Tensor:
         """Tokens `[slices * Q, E]` on the device."""
+        lengths = tuple(segment.shape.num_patches for segment in image)
+        if len(set(lengths)) == 1:
+            return self._forward(image)
+        if lengths not in self._joined:
+            joined_s, apart_s = (
+                min(wall_seconds(partial(way, image), self._stock.device, 2))
+                for way in (self._forward, self._by_length)
+            )
+            self._joined[lengths] = joined_s <= apart_s
+        return self._forward(image) if self._joined[lengths] else self._by_length(image)
+
+    def _forward(self, image: Image) -> Tensor:
         lengths = {segment.shape.num_patches for segment in image}
         inputs = self._stock.buffers(len(image), max(lengths))
         self._stock.fill(inputs, image)
         self._stock.resampler.reserve(max(lengths))
         return self._stock.forward(inputs, masked=len(lengths) > 1)
+
+    def _by_length(self, image: Image) -> Tensor:
+        places: dict[int, list[int]] = {}
+        for index, segment in enumerate(image):
+            places.setdefault(segment.shape.num_patches, []).append(index)
+        order = [index for group in places.values() for index in group]
+        tokens = torch.cat([self._forward([image[index] for index in group]) for group in places.values()])
+        restored = torch.empty_like(tokens).view(len(image), -1, tokens.shape[1])
+        restored[order] = tokens.view_as(restored)
+        return restored.flatten(0, 1)
 
 
 class PaddedGrids:
