@@ -54,7 +54,8 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
     """Of plain image encoders (SigLIP, CLIP, DINOv3): a token for each patch, or one for the image (`pooled`)."""
 
     precision: Precision = "native"
-    """fp8: the tower's GEMMs in 8-bit floats with a scale for each row (Hopper, bfloat16). Faster, less exact."""
+    """fp8: most GEMMs in 8-bit floats, calibrated on drawn pictures at start (Hopper, bfloat16, MiniCPM-V 2.5 to 4.0).
+    Faster, less exact."""
 
     seed: int = 0
     """Seed of the weights of a `tiny-*` or `random-*` preset."""

@@ -79,7 +79,9 @@ def test_a_pool_on_one_gpu_encodes_and_refuses_a_second_worker(
         (member,) = pool.members()
         assert member.gpu_uuid
         with pytest.raises(WorkerStartError, match="workers need a GPU each"):
-            EncoderPool.start(tiny_config(num_workers=64, worker=worker | {"device": "cuda"}))
+            EncoderPool.start(
+                tiny_config(num_workers=torch.cuda.device_count() + 1, worker=worker | {"device": "cuda"})
+            )
     assert isinstance(outcomes.pop().error, BadMediaError)
     for outcome, reference in zip(outcomes, expected, strict=True):
         assert outcome.embedding is not None, outcome.error

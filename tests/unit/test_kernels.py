@@ -14,6 +14,7 @@ from encoder.kernels.elementwise import patches_to_pixels
 from encoder.kernels.hopper_attention import Boxes, num_stages, self_attention_source, shape_for, shared_bytes
 from encoder.kernels.norms import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from encoder.kernels.triton_widths import split_width
+from encoder.towers.packed_vit import pad_mlp
 
 LENGTHS = [37, 1, 0, 64, 5]
 
@@ -83,6 +84,19 @@ def test_add_norms_return_the_sum_and_its_norm() -> None:
     total, normed = add_rms_norm(x, delta, weight, 1e-6)
     torch.testing.assert_close(total, x + delta)
     torch.testing.assert_close(normed, F.rms_norm(x + delta, (48,), weight, 1e-6))
+
+
+def test_add_layer_norm_adds_both_parts_of_a_sum() -> None:
+    x, parts, weight, bias, delta_bias = torch.randn(5, 32), torch.randn(2, 5, 32), *torch.randn(3, 32)
+    total, normed = add_layer_norm(x, parts, weight, bias, 1e-6, delta_bias_D=delta_bias)
+    assert torch.allclose(total, x + parts[0] + parts[1] + delta_bias)
+    assert torch.allclose(normed, F.layer_norm(total, (32,), weight, bias, 1e-6), atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "on_gpu"), [(4304, 4352), (4096, 4096), (96, 96), (2048, 2048), (3200, 3200)])
+def test_mlp_widths_are_padded_to_whole_lines_where_that_is_little(width: int, on_gpu: int) -> None:
+    assert pad_mlp(width, torch.device("cuda")) == on_gpu
+    assert pad_mlp(width, torch.device("cpu")) == width
 
 
 def test_add_layer_norm_gathers_rows_of_a_table() -> None:
