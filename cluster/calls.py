@@ -98,6 +98,7 @@ class Calls:
             except WorkerGone as error:
                 self._bury(call, str(error))
             except EncoderPoolError as error:
+                self._transport.release([item.lease.lease_id for item in call.items if item.lease is not None])
                 for item in call.items:
                     self._items.fail(item, error)
             else:

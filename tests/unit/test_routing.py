@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 import pytest
@@ -20,8 +20,10 @@ from cluster.routing import Seat, WorkerView, assign, scan
 from cluster.worker_index import WorkerIndex
 from encoder.packing import GraphView
 from encoder.types import Grid, ItemShape
+from workers.admission import GUARANTEED
 from workers.costs import CostTable
 from workers.messages import Beat, ErrorNote, Heard, TracedItem, WorkerState
+from workers.priority import Priority
 
 GRIDS = ((1, 10, 10),)
 
@@ -111,6 +113,27 @@ def test_a_full_worker_is_passed_over_and_a_full_pool_refuses_with_a_hint() -> N
 
 def test_an_idle_worker_takes_an_item_of_any_cost() -> None:
     assert chosen(view("idle", eager_ms_per_patch=100)) == "idle"
+
+
+def test_a_worker_is_full_of_bytes_too() -> None:
+    heavy = view("heavy", graph(cost_ms=8), in_flight_ms=10)
+    heavy.max_queue_bytes, heavy.in_flight_bytes = 1000, 900
+    refusal = assign(index(heavy).plan(GRIDS), (), 200)
+    assert isinstance(refusal, Refusal)
+    assert refusal.saturated
+    assert refusal.retry_ms == pytest.approx(10 * 100 / 900)
+    other = view("other", graph(cost_ms=80))
+    choice = assign(index(heavy, other).plan(GRIDS), (), 200)
+    assert isinstance(choice, tuple)
+    assert choice[0].worker is other
+
+
+def test_a_pool_full_of_batch_work_takes_interactive_work() -> None:
+    full = view("full", graph(cost_ms=8), in_flight_ms=99.5)
+    assert isinstance(assign(index(full).plan(GRIDS)), Refusal)
+    assert isinstance(assign(index(full).plan(GRIDS), urgent=True), tuple)
+    full.urgent_ms = 24.5  # of the 25 that are its part
+    assert isinstance(assign(index(full).plan(GRIDS), urgent=True), Refusal)
 
 
 def test_an_excluded_worker_gets_nothing() -> None:
@@ -467,6 +490,21 @@ def test_many_clients_of_one_item_each_are_served_alike_and_load_equal_workers_a
     assert min(done.values()) > 0.8 * max(done.values())
 
 
+@dataclass(frozen=True)
+class Held:
+    """A lease as the history knows it."""
+
+    worker_id: str
+    cost_ms: float
+    num_bytes: int
+    urgent: bool
+    client: str
+    until_s: float
+
+
+NO = Held("", 0.0, 0, False, "", 0.0)
+
+
 class RouterHistory(RuleBasedStateMachine):
     """Whatever happens in whatever order, each worker's cost in flight is that of the leases it holds."""
 
@@ -475,7 +513,7 @@ class RouterHistory(RuleBasedStateMachine):
         self.clock = Clock()
         self.router = router(self.clock)
         self.incarnations: dict[str, int] = {}
-        self.held: dict[int, tuple[str, float, float]] = {}  # lease: worker, cost, expiry
+        self.held: dict[int, Held] = {}  # by lease
         self.draining: set[str] = set()
         self.leaving: set[str] = set()
         self.number = 0
@@ -484,7 +522,7 @@ class RouterHistory(RuleBasedStateMachine):
     def restart(self, name: str, cost_ms: float) -> None:
         self.number += 1
         self.incarnations[name] = self.number
-        self.held = {key: lease for key, lease in self.held.items() if lease[0] != name}
+        self.held = {key: lease for key, lease in self.held.items() if lease.worker_id != name}
         self.draining.discard(name)
         self.router.register(
             report(name, incarnation=f"{name}/{self.incarnations[name]}", graphs=(graph(cost_ms=cost_ms),))
@@ -527,38 +565,61 @@ class RouterHistory(RuleBasedStateMachine):
         del self.incarnations[name]
         self.draining.discard(name)
         self.leaving.discard(name)
-        self.held = {key: lease for key, lease in self.held.items() if lease[0] != name}
+        self.held = {key: lease for key, lease in self.held.items() if lease.worker_id != name}
 
-    @rule(num_items=st.integers(1, 8), num_segments=st.integers(1, 9), excluded=st.sampled_from(["", "a", "b"]))
-    def assign(self, num_items: int, num_segments: int, excluded: str) -> None:
+    @rule(
+        num_items=st.integers(1, 8),
+        num_segments=st.integers(1, 9),
+        excluded=st.sampled_from(["", "a", "b"]),
+        num_bytes=st.sampled_from([0, 10, 400]),
+        priority=st.sampled_from(Priority),
+        client=st.sampled_from(["", "one", "other"]),
+    )
+    def assign(
+        self, num_items: int, num_segments: int, excluded: str, num_bytes: int, priority: Priority, client: str
+    ) -> None:
         exclude = frozenset({f"{excluded}/{self.incarnations[excluded]}"} if excluded in self.incarnations else ())
-        requests = [LeaseRequest(shape=shape(num_segments), exclude=exclude)] * num_items
-        for answer in self.router.assign(requests):
+        requests = [LeaseRequest(shape=shape(num_segments), num_bytes=num_bytes, exclude=exclude)] * num_items
+        for answer in self.router.assign(requests, priority=priority, client=client):
             if isinstance(answer, Lease):
                 assert answer.worker_id not in self.draining | self.leaving
                 assert answer.incarnation not in exclude
                 assert answer.lease_id not in self.held
                 assert answer.incarnation == f"{answer.worker_id}/{self.incarnations[answer.worker_id]}"
-                self.held[answer.lease_id] = (answer.worker_id, answer.cost_ms, self.clock.now + 60)
+                self.held[answer.lease_id] = Held(
+                    answer.worker_id,
+                    answer.cost_ms,
+                    num_bytes,
+                    priority is Priority.INTERACTIVE,
+                    client,
+                    self.clock.now + 60,
+                )
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
         lease_id = data.draw(st.sampled_from(sorted(self.held)))
-        name = self.held.pop(lease_id)[0]
+        name = self.held.pop(lease_id).worker_id
         self.tell(name, lease_id)
 
-    @rule(seconds=st.floats(0, 40))
-    def wait(self, seconds: float) -> None:
+    @rule(seconds=st.one_of(st.floats(0, 9), st.floats(12, 40)), speaks=st.sampled_from(["", "one", "other"]))
+    def wait(self, seconds: float, speaks: str) -> None:
+        for client in ("one", "other"):
+            self.router.hello(client)
         self.clock.now += seconds
-        self.held = {key: lease for key, lease in self.held.items() if lease[2] > self.clock.now}
+        self.router.hello(speaks)
+        self.held = {
+            key: lease
+            for key, lease in self.held.items()
+            if lease.until_s > self.clock.now and (seconds < 10 or lease.client in ("", speaks))
+        }
 
     @precondition(lambda self: self.incarnations)
     @rule(data=st.data())
     def suspect(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.incarnations)))
         self.router.suspect(f"{name}/{self.incarnations[name]}")
-        self.held = {key: lease for key, lease in self.held.items() if lease[0] != name}
+        self.held = {key: lease for key, lease in self.held.items() if lease.worker_id != name}
         answers = self.router.assign([LeaseRequest(shape=shape())] * 4)
         for answer in answers:
             assert not isinstance(answer, Lease) or answer.worker_id != name
@@ -567,9 +628,25 @@ class RouterHistory(RuleBasedStateMachine):
     @invariant()
     def costs_add_up(self) -> None:
         expected = dict.fromkeys(self.incarnations, 0.0)
-        for name, cost_ms, _ in self.held.values():
-            expected[name] += cost_ms
+        num_bytes = dict.fromkeys(self.incarnations, 0)
+        urgent_ms = dict.fromkeys(self.incarnations, 0.0)
+        for lease in self.held.values():
+            expected[lease.worker_id] += lease.cost_ms
+            num_bytes[lease.worker_id] += lease.num_bytes
+            urgent_ms[lease.worker_id] += lease.cost_ms * lease.urgent
         assert in_flight(self.router) == pytest.approx(expected, abs=1e-6)
+        assert {member.worker_id: member.in_flight_bytes for member in self.router.members()} == num_bytes
+        views = self.router._workers
+        assert {name: view.urgent_ms for name, view in views.items()} == pytest.approx(urgent_ms, abs=1e-6)
+
+    @invariant()
+    def queues_are_bounded(self) -> None:
+        for view in self.router._workers.values():
+            part, most = (
+                (1 + GUARANTEED) * view.max_queue_ms,
+                max(lease.cost_ms for lease in self.held.values() or [NO]),
+            )
+            assert view.in_flight_ms <= part + 2 * most
 
 
 TestRouterHistory = RouterHistory.TestCase
