@@ -51,6 +51,7 @@ class Member:
     num_leases: int
     leasable: bool
     host: str
+    pid: int
     gpu_uuid: str | None
 
 
@@ -206,6 +207,7 @@ class Router:
                     num_leases=leases[view],
                     leasable=view in self._index,
                     host=report.host,
+                    pid=report.pid,
                     gpu_uuid=report.gpu_uuid,
                 )
             )

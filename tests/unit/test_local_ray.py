@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from typing import Any
@@ -32,6 +33,7 @@ class FakeRay:
 
     def init(self, **options: Any) -> None:
         self.num_starts += 1
+        self.settings = {name: os.environ.get(name) for name in local_ray.NOTICE_DEATHS}
         if self.failure is not None:
             raise self.failure
         self.up = True
@@ -56,6 +58,18 @@ def test_pools_share_the_ray_that_the_first_one_started_and_the_last_one_ends_it
     assert third is not None
     third.shutdown()
     assert (fake.num_starts, fake.num_ends) == (2, 2)
+
+
+def test_ray_is_told_to_notice_deaths_soon_unless_the_user_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = local_ray.NOTICE_DEATHS
+    monkeypatch.setenv(other, "7")
+    fake = FakeRay(monkeypatch)
+    own = local_ray.connect(tiny_config())
+    assert own is not None
+    assert fake.settings == {**local_ray.NOTICE_DEATHS, other: "7"}
+    assert one not in os.environ
+    assert os.environ[other] == "7"
+    own.shutdown()
 
 
 def test_somebody_elses_ray_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
