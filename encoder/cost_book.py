@@ -12,6 +12,7 @@ from encoder.types import GraphKey
 
 LEARNING_RATE = 0.05
 NEARLY_FULL = 0.9  # replays with fewer useful rows say less of what a full one takes
+MOST_SLACK = 0.8
 MAX_ERRORS = 512  # of the latest runs
 FEW_ERRORS = 8  # say nothing yet
 
@@ -24,6 +25,8 @@ class CostBook:
         """Of what replays take now to what they took when they were measured: clocks and neighbours change it."""
         self.eager_factor = 1.0
         """Of what eager runs take to what was predicted for them, drift included in the prediction."""
+        self.slack = 0.0
+        """Part of a replay's time that its pad rows save: they pass through the GEMMs and attend to nothing."""
         self._measured_ms: dict[GraphKey, float] = {}
         self._cost_ms: dict[GraphKey, float] = {}
         self._errors: deque[float] = deque(maxlen=MAX_ERRORS)
@@ -37,15 +40,22 @@ class CostBook:
         """What a replay of this graph takes; None: it was never captured."""
         return self._cost_ms.get(key)
 
-    def learn(self, key: GraphKey, elapsed_ms: float, fullness: float) -> None:
-        """A replay took so long; `fullness` is the useful share of its rows."""
+    def learn(self, key: GraphKey, elapsed_ms: float, fullness: float) -> float:
+        """A replay took so long; `fullness` is the useful share of its rows. Returns what was predicted for it."""
         cost_ms = self._cost_ms[key]
-        self._count_error(cost_ms, elapsed_ms)
+        saved = self.slack * (1 - fullness)
+        predicted_ms = cost_ms * (1 - saved)
+        self._count_error(predicted_ms, elapsed_ms)
         if fullness < NEARLY_FULL:
-            return
-        self._cost_ms[key] = cost_ms + LEARNING_RATE * (elapsed_ms - cost_ms)
+            if cost_ms > 0:
+                slack = (1 - elapsed_ms / cost_ms) / (1 - fullness)
+                self.slack += LEARNING_RATE * (min(MOST_SLACK, max(0.0, slack)) - self.slack)
+            return predicted_ms
+        full_ms = elapsed_ms / (1 - saved)
+        self._cost_ms[key] = cost_ms + LEARNING_RATE * (full_ms - cost_ms)
         if self._measured_ms[key] > 0:
-            self.drift += LEARNING_RATE * (elapsed_ms / self._measured_ms[key] - self.drift)
+            self.drift += LEARNING_RATE * (full_ms / self._measured_ms[key] - self.drift)
+        return predicted_ms
 
     def learn_eager(self, predicted_ms: float, elapsed_ms: float) -> None:
         """An eager run took so long, where so much was predicted with the factor as it is."""

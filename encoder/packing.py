@@ -102,14 +102,16 @@ class GraphTable:
         """Every graph, by axis keys and budget."""
         return tuple(view for ladder in self.ladders.values() for view in ladder)
 
-    def correct(self, key: GraphKey, elapsed_ms: float, num_patches: int) -> None:
-        """Learn from a replay of so many useful rows."""
+    def correct(self, key: GraphKey, elapsed_ms: float, num_patches: int) -> float:
+        """Learn from a replay of so many useful rows; returns what was predicted for it."""
         ladder = self.ladders[key.axis_keys]
         index = next((index for index, view in enumerate(ladder) if view.key == key), None)
-        if index is not None:
-            view = ladder[index]
-            self.book.learn(key, elapsed_ms, num_patches / view.capacity.patches)
-            ladder[index] = replace(view, cost_ms=self.book.cost_ms(key) or view.cost_ms)
+        if index is None:
+            return elapsed_ms  # the graph went meanwhile
+        view = ladder[index]
+        predicted_ms = self.book.learn(key, elapsed_ms, min(1.0, num_patches / view.capacity.patches))
+        ladder[index] = replace(view, cost_ms=self.book.cost_ms(key) or view.cost_ms)
+        return predicted_ms
 
     def correct_eager(self, elapsed_ms: float, num_patches: int) -> None:
         """Learn from an eager run, where one was measured before."""

@@ -273,9 +273,8 @@ class EncoderRunner:
             launch.elapsed_ms = launch.slot.elapsed_ms()
         if launch.replay.key is not None:
             use = self.stats.uses[launch.replay.key]
-            use.predicted_ms += self._book.cost_ms(launch.replay.key) or 0.0
+            use.predicted_ms += self._table.correct(launch.replay.key, launch.elapsed_ms, launch.num_patches)
             use.real_ms += launch.elapsed_ms
-            self._table.correct(launch.replay.key, launch.elapsed_ms, launch.num_patches)
         else:
             self._table.correct_eager(launch.elapsed_ms, launch.num_patches)
         return list(out_TE.split(launch.token_counts))
