@@ -43,16 +43,16 @@ Encoded = bytes | bytearray | memoryview
 class EncodeOptions(BaseModel):
     """What a request asks for beside its items."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     v: Literal[1] = 1
     """Version of this format."""
 
     model: str | None = None
-    """A model that the pool serves. None: its only one, or its first."""
+    """A model that the pool serves; left out, its only one or its first."""
 
     timeout_s: float | None = Field(default=None, gt=0, le=86_400, allow_inf_nan=False)
-    """Deadline of every item, from the arrival of the request. None: the gateway's own."""
+    """Deadline of every item, from the arrival of the request; left out, the gateway's own."""
 
     priority: Literal["interactive", "batch"] = "interactive"
     """Interactive items pass batch items that wait, for a while."""

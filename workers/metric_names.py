@@ -89,6 +89,11 @@ METRICS: tuple[Metric, ...] = (
     _counter("http_requests", "route", "status", help="HTTP requests answered."),
     _histogram("http_seconds", "route", help="Time from a request's head to the last byte of its answer."),
     _gauge("http_in_flight", help="HTTP requests under way."),
+    _counter("http_items", "status", help="Items of requests answered, each with its own HTTP status."),
+    _counter("http_received_bytes", unit="bytes", help="Bodies of requests."),
+    _counter("http_sent_bytes", unit="bytes", help="Tokens sent over HTTP."),
+    _gauge("http_items_in_flight", help="Items of HTTP requests under way."),
+    _gauge("http_in_flight_bytes", unit="bytes", help="HTTP requests under way, their tokens included."),
 )
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from cluster.gateway.answers import SlowReader, error_response
 from cluster.gateway.auth import Caller, TokenBook, read_tokens, require
@@ -20,7 +19,10 @@ from cluster.gateway.counters import Counters
 from cluster.gateway.embeddings import embeddings
 from cluster.gateway.encode import encode
 from cluster.gateway.limits import CallerLimits, Refused, Room, Share
+from cluster.gateway.live import POLICY, Watch, metrics_text, read_page
+from cluster.gateway.openapi import describe, docs_page
 from cluster.gateway.recent import Recent
+from cluster.metrics import CONTENT_TYPE as PROMETHEUS
 from cluster.pool import EncoderPool
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError
 
@@ -39,18 +41,29 @@ class Gateway:
         self.config = config
         self.port = config.port
         self.recent = Recent()
-        self._room = Room(config)
-        self.counters = Counters(self._room)
+        self.room = Room(config)
+        self.counters = Counters(self.room)
         self._tokens: TokenBook | None = None if config.tokens_file is None else read_tokens(config.tokens_file)
         self._limits = CallerLimits(config)
         self._backend: Backend | None = None
         self._draining = False
+        self._watch = Watch(self)
         self._runner: web.AppRunner | None = None
+
+    @property
+    def pool(self) -> EncoderPool | None:
+        """The pool that is served, once there is one."""
+        return None if self._backend is None else self._backend.pool
+
+    @property
+    def state(self) -> str:
+        """Where it stands in its life."""
+        return "draining" if self._draining else "starting" if self._backend is None else "ok"
 
     @property
     def num_requests(self) -> int:
         """Requests under way."""
-        return self._room.num_requests
+        return self.room.num_requests
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -69,6 +82,10 @@ class Gateway:
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
                 web.get("/metrics", self.metrics),
+                web.get("/v1/stats", self.stats),
+                web.get("/openapi.json", self.openapi),
+                web.get("/docs", self.docs),
+                web.get("/", self.page),
             ]
         )
         self._runner = web.AppRunner(
@@ -131,7 +148,7 @@ class Gateway:
         caller = self.caller(request, "encode")
         backend = self.backend()
         started_s = time.monotonic()
-        with self._limits.request(caller.name), self._room.request() as share:
+        with self._limits.request(caller.name), self.room.request() as share:
             share.take()
             yield backend, share
             self.recent.answer(time.monotonic() - started_s, share.num_items)
@@ -145,8 +162,7 @@ class Gateway:
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         """`GET /health`: this process answers."""
-        state = "draining" if self._draining else "starting" if self._backend is None else "ok"
-        return web.json_response({"status": state})
+        return web.json_response({"status": self.state})
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
         """`GET /ready`: a worker encoded something a short while ago."""
@@ -156,7 +172,25 @@ class Gateway:
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """`GET /metrics`, for Prometheus."""
         self.caller(request, "watch")
-        return web.Response(body=self.counters.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        text = await asyncio.to_thread(metrics_text, self.pool, self.counters)
+        return web.Response(body=text.encode(), headers={"Content-Type": PROMETHEUS})
+
+    async def stats(self, request: web.Request) -> web.StreamResponse:
+        """`GET /v1/stats`, for the live page."""
+        self.caller(request, "watch")
+        return web.json_response(await self._watch.stats())
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        """`GET /`: the live page, which asks for `/v1/stats`."""
+        return web.Response(text=read_page(), content_type="text/html", headers={"Content-Security-Policy": POLICY})
+
+    async def openapi(self, request: web.Request) -> web.StreamResponse:
+        """`GET /openapi.json`."""
+        return web.json_response(describe())
+
+    async def docs(self, request: web.Request) -> web.StreamResponse:
+        """`GET /docs`: the same for people."""
+        return web.Response(text=docs_page(), content_type="text/html", headers={"Content-Security-Policy": POLICY})
 
     # --- before and after ----------------------------------------------------------------------------------------
 
@@ -171,8 +205,7 @@ class Gateway:
             status = response.status
             return response
         finally:
-            self.counters.requests.labels(route, str(status)).inc()
-            self.counters.seconds.labels(route).observe(time.monotonic() - started_s)
+            self.counters.request(route, status, time.monotonic() - started_s)
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:

@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 class EmbeddingsRequest(BaseModel):
     """What a request may say."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     model: str
+    """One of `/v1/models`."""
+
     input: Any
     """An image (`data:` URI, base64, URL) or a list of them; also as `{"image_url": {"url": ...}}` parts."""
 
@@ -39,14 +41,19 @@ class EmbeddingsRequest(BaseModel):
     """Numbers, or base64 of little-endian float32."""
 
     dimensions: int | None = None
-    """The width of the model's tokens, if anything."""
+    """The width of the model's vectors; they cannot be cut."""
 
     normalize: bool = True
     """Scale each vector to length one."""
 
     user: str | None = None
+    """Not used."""
+
     timeout_s: float | None = Field(default=None, gt=0, le=86_400, allow_inf_nan=False)
+    """Deadline, from the arrival of the request; left out, the gateway's own."""
+
     priority: Literal["interactive", "batch"] = "interactive"
+    """Interactive items pass batch items that wait, for a while."""
 
 
 async def embeddings(gateway: Gateway, request: web.Request) -> web.StreamResponse:
@@ -57,7 +64,7 @@ async def embeddings(gateway: Gateway, request: web.Request) -> web.StreamRespon
         if request.content_type != JSON:
             raise ContentTypeError(f"a body of {request.content_type}; send {JSON}")
         body = await read_body(request, share, max_bytes=config.max_request_bytes, timeout_s=config.read_timeout_s)
-        gateway.counters.received.inc(len(body))
+        gateway.counters.body(len(body))
         asked = _parsed(bytes(body))
         model = backend.model(asked.model)
         width = backend.pool.client.adapter.hidden_size

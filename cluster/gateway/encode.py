@@ -29,7 +29,7 @@ async def encode(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             max_items=config.max_request_items,
             timeout_s=config.read_timeout_s,
         )
-        gateway.counters.received.inc(share.num_bytes)
+        gateway.counters.body(share.num_bytes)
         options = asked.options
         model = backend.model(options.model)
         work = await backend.begin(
@@ -57,9 +57,7 @@ async def counted(gateway: Gateway, answers: AsyncGenerator[ItemAnswer]) -> Asyn
     """The same answers, counted, and their errors remembered for those who watch."""
     async with aclosing(answers):
         async for answer in answers:
-            gateway.counters.items.labels(str(answer.status)).inc()
+            gateway.counters.item(answer.status, 0 if answer.tokens is None else len(answer.tokens.data))
             if answer.tokens is None:
                 gateway.recent.note(answer.status, answer.error or "", answer.message)
-            else:
-                gateway.counters.sent.inc(len(answer.tokens.data))
             yield answer
