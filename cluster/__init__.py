@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cluster.config import load_config as load_config
     from cluster.pool import EncoderPool as EncoderPool
     from cluster.stats import PoolStats as PoolStats
+    from cluster.vllm import to_vllm as to_vllm
 
 _HOMES = {
     "EncoderPool": "cluster.pool",
@@ -20,6 +21,7 @@ _HOMES = {
     "Outcome": "cluster.client",
     "PoolConfig": "cluster.config",
     "load_config": "cluster.config",
+    "to_vllm": "cluster.vllm",
 }
 
 __all__ = list(_HOMES)

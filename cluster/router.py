@@ -232,6 +232,10 @@ class Router:
         """See `TrafficLog.take_trace`."""
         return self._traffic.take_trace()
 
+    def homes(self, digests: Sequence[int]) -> list[str | None]:
+        """For each content the worker that probably has it in its cache."""
+        return [self._homes.find(digest) for digest in digests]
+
     def samples(self) -> list[Sample]:
         """What it counts, as metrics."""
         return list(

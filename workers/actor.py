@@ -73,6 +73,11 @@ class EncoderWorkerActor:
         self._worker.apply_graphs(keys)
 
     @ray.method(concurrency_group="ctl")
+    def find(self, contents: Sequence[bytes], scope: str = "") -> EncodeResult:
+        """See `EncoderWorker.find`."""
+        return self._worker.find(contents, scope)
+
+    @ray.method(concurrency_group="ctl")
     def report(self) -> WorkerReport:
         """See `EncoderWorker.report`."""
         return self._worker.report()

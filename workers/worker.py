@@ -163,6 +163,25 @@ class EncoderWorker:
             raise WorkerLostError(f"{self.worker_id} is {self._state}")
         self._gpu.changer.ask(keys)
 
+    def find(self, contents: Sequence[bytes], scope: str = "") -> EncodeResult:
+        """What the cache holds of these content digests; items that are not `cached` are not there. Encodes nothing.
+
+        Raises WorkerLostError as `encode` does.
+        """
+        gpu = self._gpu
+        if gpu is None:
+            raise WorkerLostError(f"{self.worker_id} is {self._state}")
+        jobs = []
+        for content in contents:
+            key = embedding_key(content, fingerprint=self._fingerprint, scope=scope)
+            found = None if self._flights is None else self._flights.cache.find(key)
+            job = Job(cost_ms=0.0)
+            if found is not None:
+                job.cached = True
+                job.complete([found[0]])
+            jobs.append(job)
+        return self._answer(jobs, gpu.runner)
+
     def report(self) -> WorkerReport:
         """How it stands; answers at once, whatever the GPU does."""
         gpu = self._gpu

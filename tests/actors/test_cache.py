@@ -13,6 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import EncoderPool
 from cluster.client import Embedding, Outcome
+from cluster.lookup import Lookup
+from encoder.errors import WorkerStartError
+from workers.cache_keys import content_digest
 
 SavePicture = Callable[..., Path]
 NUM_PICTURES = 12
@@ -82,3 +85,21 @@ def test_the_pool_tells_prometheus_what_it_did(pool: EncoderPool, save_picture: 
     assert found["encpool_leases_to_cache_total"] >= 1
     assert found["encpool_leases_asked_total"] >= stats.num_items
     assert found["encpool_gpu_seconds_total"] > 0
+
+
+def test_another_process_of_the_cluster_looks_up_by_digest(pool: EncoderPool, save_picture: SavePicture) -> None:
+    data = save_picture("looked-up.png", 72, 64, seed=97).read_bytes()
+    tokens = pool.encode(data).tokens
+    lookup = Lookup.connect(pool.name, timeout_s=10)
+    limit_s = time.monotonic() + 20
+    while True:  # it is kept in the background
+        found, missing = lookup.find([content_digest(data), content_digest(b"never seen")])
+        if found is not None:
+            break
+        assert time.monotonic() < limit_s
+        time.sleep(0.02)
+    assert torch.equal(found, tokens)
+    assert missing is None
+    assert lookup.find([content_digest(data)], scope="somebody else's") == [None]
+    with pytest.raises(WorkerStartError, match="no pool 'nowhere'"):
+        Lookup.connect("nowhere")

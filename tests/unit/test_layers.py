@@ -25,6 +25,7 @@ RAY_FILES = {
     "cluster/fleet.py",
     "cluster/roster.py",
     "cluster/client.py",
+    "cluster/lookup.py",
     "cluster/transport.py",
     "cluster/local_ray.py",
 }
