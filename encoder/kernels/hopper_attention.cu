@@ -360,6 +360,7 @@ extern "C" __global__ void __launch_bounds__(128 + 128 * CONSUMERS, 1) ragged_at
                 barrier_wait(v_full + 8 * ring.stage, ring.parity);
                 if (lane == 0) barrier_arrive(kv_free + 8 * ring.stage);
             }
+            __syncwarp();  // all lanes have read the tile
             if (lane == 0) barrier_arrive(q_free + 8 * (n & 1));
             continue;
         }
