@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,17 @@ def naflex(adapter: Any, image: Image.Image) -> dict[str, torch.Tensor]:
         pixels[index, : rows * columns] = squares.transpose(1, 2).reshape(rows * columns, -1)
         mask[index, : rows * columns] = 1
     return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
+def piece_by_piece(
+    model: Any, pixel_values: torch.Tensor, target_sizes: torch.Tensor, **_: Any
+) -> Iterator[torch.Tensor]:
+    """MiniCPM-V 4.6's tokens, each slice alone: transformers 5.17 takes slices of one size only."""
+    side = pixel_values.shape[2]
+    for pixels, size in zip(
+        pixel_values.split((target_sizes.prod(1) * side).tolist(), dim=3), target_sizes, strict=True
+    ):
+        yield from model.get_image_features(pixels, size[None]).pooler_output
 
 
 def normalised(patches_PC: np.ndarray, family: Any) -> torch.Tensor:
@@ -129,9 +140,9 @@ CASES = [
         preset="tiny-llama4",
         model="Llama4ForConditionalGeneration",
         ours=tiles,
-        tokens=lambda model, batch: model.multi_modal_projector(
-            model.get_image_features(**batch).last_hidden_state
-        ).flatten(0, 1),
+        tokens=lambda model, batch: model.multi_modal_projector(model.vision_model(**batch).last_hidden_state).flatten(
+            0, 1
+        ),
         num_tokens=lambda batch: 4 * len(batch["pixel_values"]),
     ),
     Case(
@@ -198,9 +209,7 @@ CASES = [
         preset="tiny-minicpmv-4.6",
         model="MiniCPMV4_6ForConditionalGeneration",
         processor="MiniCPMV4_6ImageProcessorPil",
-        tokens=lambda model, batch: torch.cat(
-            list(model.get_image_features(batch["pixel_values"], batch["target_sizes"]).pooler_output)
-        ),
+        tokens=lambda model, batch: torch.cat(list(piece_by_piece(model, **batch))),
         num_tokens=lambda batch: batch["target_sizes"].prod(1).sum() // 16,
     ),
 ]
