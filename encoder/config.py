@@ -26,6 +26,9 @@ class VideoConfig(BaseModel, frozen=True, extra="forbid"):
     max_frames: int | None = Field(default=None, ge=1)
     """Bounds on what `fps` gives. None: the model's own."""
 
+    max_group_frames: int | None = Field(default=None, ge=1, le=6)
+    """Frames that share one block of tokens when a clip is long (MiniCPM-V 4.5). None: 3."""
+
     max_bytes: int = Field(default=2**30, ge=1)
     """Bytes an encoded video may have."""
 

@@ -30,6 +30,7 @@ class Segment:
 
     shape: SegmentShape
     patches_PC: np.ndarray  # uint8, as the media has them; normalised on the GPU. A tile may be one row
+    times: tuple[int, ...] = ()  # of each frame, in the steps that the model counts; none: no times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""MiniCPM-V 2.5, 2.6 and 4.0: slices of about 1024 patches, a SigLIP-shaped tower, a resampler of Q tokens a slice."""
+"""MiniCPM-V 2.5 to 4.5: slices of about 1024 patches, a SigLIP-shaped tower, a resampler of Q tokens a slice."""
 
 # Shapes: P patches of a run, S segments, C numbers of a patch (588), E width of an output token.
 
@@ -42,7 +42,7 @@ class MiniCPMV:
         max_slice_nums: int | None = None,
         max_segments: int | None = None,
     ) -> None:
-        """Read a released `config.json`. Raises ConfigError for what is not MiniCPM-V 2.5, 2.6 or 4.0."""
+        """Read a released `config.json`. Raises ConfigError for what is no MiniCPM-V that is known."""
         self.encoder = name
         self.sizes = sizes = read_sizes(config, name)
         self.hidden_size = sizes.token_width

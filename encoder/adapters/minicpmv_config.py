@@ -1,4 +1,4 @@
-"""What the released `config.json` of MiniCPM-V 2.5, 2.6 and 4.0 says of the vision part."""
+"""What the released `config.json` of MiniCPM-V 2.5, 2.6, 4.0 and 4.5 says of the vision part."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_sizes(config: Mapping[str, Any], name: str) -> MiniCPMVSizes:
     """Read a released config.
 
     Raises:
-        ConfigError: a version other than 2.5, 2.6 and 4.0, or a size that is missing or impossible.
+        ConfigError: a version other than these, or a size that is missing or impossible.
     """
     version = _version(config)
     vision, slicing = _table(config, "vision_config", name), config.get("slice_config") or {}
@@ -70,13 +70,13 @@ def read_sizes(config: Mapping[str, Any], name: str) -> MiniCPMVSizes:
 
 
 def _version(config: Mapping[str, Any]) -> str:
-    """2.5, 2.6 or 4.0, from the key `version` or, in old copies, from the sizes."""
+    """2.5, 2.6, 4.0 or 4.5, from the key `version` or, in old copies, from the sizes."""
     if "version" in config:
         version = ".".join(f"{config['version']}.0".split(".")[:2])
     else:
         version = "2.0" if (config.get("hidden_size"), config.get("query_num")) == (2304, 64) else "2.5"
-    if version not in ("2.5", "2.6", "4.0"):
-        raise ConfigError(f"MiniCPM-V {version} is not supported; 2.5, 2.6 and 4.0 are")
+    if version not in ("2.5", "2.6", "4.0", "4.5"):
+        raise ConfigError(f"MiniCPM-V {version} is not supported; 2.5, 2.6, 4.0 and 4.5 are")
     return version
 
 

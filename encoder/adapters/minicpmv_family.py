@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from encoder.adapters.minicpmv import MiniCPMV
+from encoder.adapters.minicpmv_config import read_sizes
+from encoder.adapters.minicpmv_video import MiniCPMVideo
 from encoder.adapters.registry import Family, Preset
 
 if TYPE_CHECKING:
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 
 
 def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> MiniCPMV:
+    if read_sizes(config, name).version != "2.5":
+        return MiniCPMVideo(config, name=name, encoder=encoder)
     return MiniCPMV(
         config,
         name=name,
@@ -45,11 +49,11 @@ def _released(version: str, hidden_size: int, query_num: int, vision: Mapping[st
 
 _FULL = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
 _TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-_SIZES = {"2.5": (4096, 96), "2.6": (3584, 64), "4.0": (2560, 64)}  # of a token, and tokens a slice
+_SIZES = {"2.5": (4096, 96), "2.6": (3584, 64), "4.0": (2560, 64), "4.5": (4096, 64)}  # of a token, and tokens a slice
 
 FAMILY = Family(
     model_types=("minicpmv",),
-    modalities=("image",),
+    modalities=("image", "video"),  # 2.5 takes images alone
     presets={
         f"{size}-minicpmv-{version}": Preset(
             config=_released(version, 256 if size == "tiny" else width, queries, vision),

@@ -16,10 +16,11 @@ Indices = npt.NDArray[np.int32]
 
 @lru_cache(maxsize=4096)
 def patch_indices(grid: Grid, table_side: int, one_row: bool) -> tuple[Indices, Indices, Indices]:
-    """Position ids, rows and columns of a slice's patches, int32 `[P]` each."""
-    _, num_rows, num_columns = grid
+    """Position ids, rows and columns of the patches of a slice, or of a group's frames, int32 `[P]` each."""
+    num_frames, num_rows, num_columns = grid
     rows, columns = np.divmod(np.arange(num_rows * num_columns, dtype=np.int32), np.int32(num_columns))
-    return position_ids(num_rows, num_columns, table_side, one_row=one_row), rows, columns
+    ids = position_ids(num_rows, num_columns, table_side, one_row=one_row)
+    return np.tile(ids, num_frames), np.tile(rows, num_frames), np.tile(columns, num_frames)
 
 
 def position_ids(rows: int, columns: int, table_side: int = 70, *, one_row: bool = False) -> Indices:

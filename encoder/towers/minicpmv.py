@@ -72,7 +72,8 @@ class MiniCPMVModel:
         tower, resampler = self.tower, self.resampler
         rectangle = self._rectangles.get(str(axis_keys[0]))
         if rectangle is None:
-            attend = self_attention(self.backend, cu_seqlens, tower.num_heads, tower.head_width, capacity.longest)
+            cu_frames = inputs.get("cu_frames", cu_seqlens)
+            attend = self_attention(self.backend, cu_frames, tower.num_heads, tower.head_width, capacity.longest)
             cross = partial(
                 cross_attention,
                 self.backend,
@@ -90,4 +91,5 @@ class MiniCPMVModel:
                 lengths=lengths,
             )
         features_PD = tower.forward(inputs["pixels"], inputs["position_ids"], attend)
-        return resampler.forward(features_PD, inputs["rows"], inputs["columns"], cross)
+        frames = (inputs["times"], inputs["frame_of_patch"]) if "times" in inputs else None
+        return resampler.forward(features_PD, inputs["rows"], inputs["columns"], cross, frames)

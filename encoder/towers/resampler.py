@@ -102,13 +102,27 @@ class Resampler:
         rows_P: Tensor,
         columns_P: Tensor,
         attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+        frames: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Features to tokens `[S * Q, E]`. `attend(queries, keys, values)` keeps to each slice's own patches."""
+        """Features to tokens `[S * Q, E]`. `attend(queries, keys, values)` keeps to each slice's own patches.
+
+        `frames` are the times of frames `[F]`, below 0 for none, and the frame of each patch `[P]`.
+        """
         k_PE, v_PE = self._keys_and_values(F.linear(features_PD, self.kv_proj)).chunk(2, dim=1)
         column_keys, row_keys = self._key_tables[-1]
         add_table_rows_(k_PE, column_keys, columns_P, row_keys, rows_P)
+        if frames is not None:
+            times_F, frame_P = frames
+            k_PE += self._time_keys(times_F)[frame_P]
         tokens = F.linear(attend(self.query_QE, k_PE, v_PE), *self.out_proj)
         return F.linear(layer_norm(tokens, *self.ln_post, EPS), self.proj)
+
+    def _time_keys(self, times_F: Tensor) -> Tensor:
+        """Key projections of the frames' times, `[F, E]`: all of W_k, for a time's code spans the whole width."""
+        codes_FE = codes_of(times_F, 2 * self._column_weight.shape[1]) * (times_F >= 0)[:, None]
+        first_FH, second_FH = codes_FE.chunk(2, dim=1)
+        keys_FE = F.linear(first_FH, self._column_weight) + F.linear(second_FH, self._row_weight)
+        return keys_FE.to(self._dtype)
 
     def _keys_and_values(self, x_PE: Tensor) -> Tensor:
         if self._kv_8 is None:
@@ -120,6 +134,11 @@ class Resampler:
 
 def coordinate_codes(num_coordinates: int, width: int, device: torch.device) -> Tensor:
     """Sine-cosine code of each coordinate, float32 `[N, width]`: `width / 2` sines, then as many cosines."""
-    omega = 1.0 / 10_000 ** (torch.arange(width // 2, dtype=torch.float64) / (width // 2))
-    angles = torch.arange(num_coordinates, dtype=torch.float32)[:, None] * omega.float()
-    return torch.cat([angles.sin(), angles.cos()], dim=1).to(device)
+    return codes_of(torch.arange(num_coordinates), width).to(device)
+
+
+def codes_of(coordinates_N: Tensor, width: int) -> Tensor:
+    """The codes of these coordinates, on their device."""
+    exponents = torch.arange(width // 2, dtype=torch.float64, device=coordinates_N.device) / (width // 2)
+    angles = coordinates_N.float()[:, None] * (1.0 / 10_000**exponents).float()
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
