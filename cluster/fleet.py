@@ -16,7 +16,7 @@ from cluster.roster import Roster
 from cluster.traffic import Traffic
 from encoder.adapters.registry import load_adapter
 from encoder.types import GraphKey
-from workers.messages import WorkerReport
+from workers.messages import TracedItem, WorkerReport
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,15 @@ class RayFleet:
             logger.info("the router does not answer: %s", type(error).__name__)
             return None
         return traffic
+
+    def take_trace(self) -> tuple[TracedItem, ...]:
+        """Items that ended since the last call, for one caller; nothing while the router does not answer."""
+        try:
+            items: tuple[TracedItem, ...] = ray.get(self._router.take_trace.remote(), timeout=TIMEOUT_S)
+        except (RayActorError, GetTimeoutError) as error:
+            logger.warning("the router does not answer, items may be missing: %s", type(error).__name__)
+            return ()
+        return items
 
     def apply(self, worker_id: str, keys: tuple[GraphKey, ...]) -> None:
         """See `Fleet.apply`."""
