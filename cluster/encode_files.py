@@ -1,4 +1,4 @@
-"""One run of `encpool encode`: files through a pool of its own into an output directory."""
+"""One run of `encpool encode`: files through a pool, its own or a standing one, into an output directory."""
 
 from __future__ import annotations
 
@@ -38,18 +38,25 @@ class RunSummary:
         return f"{self.num_items} items in {self.elapsed_s:.1f} s, {self.num_failed} failed; {self.rates}"
 
 
-def encode_files(sources: Sequence[Source], out: Path, config: PoolConfig, *, overwrite: bool = False) -> RunSummary:
-    """Encode every source and write what came of it, in the order of the sources.
+def encode_files(
+    sources: Sequence[Source], out: Path, pool: EncoderPool | PoolConfig, *, overwrite: bool = False
+) -> RunSummary:
+    """Encode every source and write what came of it, in the order of the sources. The pool is closed at the end.
 
     Whatever ends the run early, the output holds what was encoded until then. Raises ConfigError for an output
     directory that is taken, a PoolError when the pool cannot start.
+
+    Args:
+        pool: a pool, or what to start one with.
     """
     check_directory(out, overwrite=overwrite)
+    config = pool if isinstance(pool, PoolConfig) else pool.config
     num, model = config.num_workers, config.worker.encoder.model
-    print(f"encpool: starting {num} worker{'s' * (num != 1)} with {model} ...", file=sys.stderr, flush=True)
+    if isinstance(pool, PoolConfig):
+        print(f"encpool: starting {num} worker{'s' * (num != 1)} with {model} ...", file=sys.stderr, flush=True)
     metadata = {"format": "pt", "model": model, "encpool": _version()}
     with (
-        EncoderPool.start(config) as pool,
+        EncoderPool.start(pool) if isinstance(pool, PoolConfig) else pool as pool,
         _sigterm_as_interrupt(),
         OutputWriter(out, metadata=metadata) as output,
         EncodeProgress(len(sources), pool.stats) as progress,

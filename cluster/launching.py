@@ -16,13 +16,14 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import PoolConfig
 from cluster.crew import Life, Sight
 from cluster.groups import GroupConfig
 from cluster.nodes import NodeRoom, check_total, choose_node, demand_of, describe_demand, settle_groups
+from cluster.places import places_of
 from cluster.roster import NAMESPACE, ROUTER, actor_name, find_actor
 from cluster.router import Member, RouterActor
 from workers.actor import worker_actor_class
@@ -254,31 +255,3 @@ def _hear(ping: Any) -> tuple[Life, str]:
     except RayError as error:
         return Life.AWAY, str(error)
     return Life.UP, ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """A placement group of ours that has not been removed."""
-
-    name: str
-    handle: PlacementGroup
-    made: bool  # the resources are ours
-    node_id: str  # empty while it has none
-    demand: Mapping[str, float]
-
-
-def places_of(pool: str) -> list[Place]:
-    """The placement groups of a pool's workers."""
-    places = []
-    for group_id, about in placement_group_table().items():
-        if about["name"].startswith(actor_name(pool, "")) and about["state"] != "REMOVED":
-            places.append(
-                Place(
-                    name=about["name"],
-                    handle=PlacementGroup(ray.PlacementGroupID.from_hex(group_id)),
-                    made=about["state"] == "CREATED",
-                    node_id=about["bundles_to_node_id"].get(0, ""),
-                    demand=about["bundles"][0],
-                )
-            )
-    return places

@@ -1,4 +1,4 @@
-"""Reaching Ray: the cluster that is there, or a local one that ends with the pool."""
+"""Reaching Ray: the cluster that is there, a head of our own, or a local one that ends with the pool."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import ray
 
 from cluster.config import PoolConfig
+from cluster.head import running_head
 from encoder.errors import WorkerStartError
 
 logger = logging.getLogger(__name__)
@@ -95,21 +96,74 @@ def _settings(settings: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+def attach(address: str | None = None) -> OwnRay | None:
+    """Connect to a cluster that is there; None when this process is connected, by somebody else.
+
+    The cluster is the one this process is connected to, else the one at `address`, or that RAY_ADDRESS names, or the
+    one that `encpool up` has started on this machine. None is looked for: Ray would find anybody's.
+
+    Raises WorkerStartError when none of them is there.
+    """
+    with _lock:
+        if ray.is_initialized():
+            return None if _own is None else _own.join()
+        address = address or os.environ.get("RAY_ADDRESS")
+        if not address:
+            head = running_head()
+            if head is None:
+                raise WorkerStartError(
+                    "no Ray cluster is named, and none was started by `encpool up` on this machine; "
+                    "set RAY_ADDRESS, or start a pool with `encpool up --config FILE`"
+                )
+            address = head.address
+        return _attach(address).join()
+
+
+def is_attached(address: str) -> bool:
+    """Whether this process is connected to the cluster at this address."""
+    port = address.rpartition(":")[2]
+    return ray.is_initialized() and ray.get_runtime_context().gcs_address.rpartition(":")[2] == port
+
+
+def _attach(address: str) -> OwnRay:
+    restore: dict[str, str | None] = {}
+    head = running_head()
+    if head is not None and head.address == address:
+        restore = {name: os.environ.get(name) for name in head.environment}
+        os.environ.update(head.environment)
+        _read_authentication_anew()
+    _reach(address)  # else its authentication is the user's affair
+    try:
+        ray.init(address=address, namespace="encpool", logging_level=logging.WARNING)
+    except (ValueError, RuntimeError, OSError) as error:
+        OwnRay(restore).end()
+        raise WorkerStartError(f"no Ray cluster at {address!r}: {error}; start one, or leave it out") from error
+    return OwnRay(restore)
+
+
+def _read_authentication_anew() -> None:
+    """Ray reads the mode when it is imported and the token when it first needs one, and offers no way to look again.
+
+    `ray.init` does the same when it turns authentication on by itself.
+    """
+    from ray import _raylet
+
+    config, tokens = getattr(_raylet, "Config", None), getattr(_raylet, "AuthenticationTokenLoader", None)
+    if config is not None and tokens is not None:  # older versions have no authentication
+        config.initialize("")
+        tokens.instance().reset_cache()
+
+
 def _connect(config: PoolConfig) -> OwnRay:
     address = config.ray_address or os.environ.get("RAY_ADDRESS")
-    if address:  # its authentication is the user's affair
-        _reach(address)
-        try:
-            ray.init(address=address, namespace="encpool", logging_level=logging.WARNING)
-        except (ValueError, RuntimeError, OSError) as error:
-            ray.shutdown()
-            raise WorkerStartError(f"no Ray cluster at {address!r}: {error}; start one, or leave it out") from error
-        return OwnRay({})
+    if address:
+        return _attach(address)
     restore = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
     if not any(restore.values()) and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         # A local cluster authenticates by token unless RAY_AUTH_MODE says otherwise. Without one at hand Ray would
         # save one in the home directory; ours keeps other users of the machine out as well and leaves nothing behind.
         os.environ["RAY_AUTH_TOKEN"] = _TOKEN
+        _read_authentication_anew()
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it announces the token at each start
     num_cpus = math.ceil(config.num_workers * config.cpus_per_worker)
     try:

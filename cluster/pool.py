@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 
 from cluster import local_ray
 from cluster.client import Client, Embedding, Outcome, Source
@@ -20,14 +20,15 @@ from cluster.config import PoolConfig, load_config
 from cluster.fleet import replanning
 from cluster.launching import RayCrew
 from cluster.metrics import render_prometheus
-from cluster.roster import Roster
+from cluster.roster import ROUTER, Roster, find_actor
 from cluster.router import Member
+from cluster.standing import SupervisorCalls
 from cluster.stats import PoolStats
 from cluster.status import PoolStatus
 from cluster.supervisor import Supervisor
 from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
-from encoder.errors import WorkerLostError, WorkerStartError
+from encoder.errors import PoolClosedError, WorkerLostError, WorkerStartError
 from workers.priority import Priority
 from workers.samples import Sample
 
@@ -53,7 +54,7 @@ class Control(Protocol):
 
 
 class EncoderPool:
-    """A running pool. `start` makes one, which a `with` block closes."""
+    """A running pool: `start` makes one that ends with it, `connect` finds one that stays. A `with` block closes it."""
 
     def __init__(
         self,
@@ -131,6 +132,33 @@ class EncoderPool:
         logger.info("%s ready: %d workers in %.1f s", name, config.num_workers, time.monotonic() - started_s)
         return pool
 
+    @classmethod
+    def connect(cls, name: str = "default", address: str | None = None) -> EncoderPool:
+        """Use a pool that `encpool up` has raised, as many programs may at once. Closing this leaves it as it is.
+
+        Args:
+            address: its Ray cluster; the one this process is connected to, RAY_ADDRESS, or the one that `encpool up`
+                has started on this machine, when left out. This machine must be a node of it.
+
+        Raises:
+            ConfigError: no such pool.
+            WorkerStartError: no such cluster.
+        """
+        own = local_ray.attach(address)
+
+        def end(gate: Gate | None = None) -> None:
+            if gate is not None:
+                gate.wait_empty(ROUTER_TIMEOUT_S)
+            if own is not None:
+                own.shutdown()
+
+        try:
+            calls = SupervisorCalls(name)
+            return cls(calls.config(), name, find_actor(name, ROUTER), calls, on_close=end)
+        except BaseException:
+            end()
+            raise
+
     @property
     def client(self) -> Client:
         """What encodes through this pool, for those who bring streams of their own."""
@@ -162,6 +190,8 @@ class EncoderPool:
                 with self._gate:
                     members: list[Member] = ray.get(self._router.members.remote(), timeout=ROUTER_TIMEOUT_S)
                 return members
+            except ActorDiedError as error:  # not one that restarts
+                raise PoolClosedError(f"pool {self.name!r} was ended") from error
             except (RayActorError, GetTimeoutError) as error:  # it restarts, or is stuck
                 if time.monotonic() > until_s:
                     raise WorkerLostError(f"the router does not answer ({type(error).__name__})") from error

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import ray
+import ray.util
 
 NAMESPACE = "encpool"
 ROUTER, SUPERVISOR = "router", "supervisor"
@@ -20,6 +21,23 @@ def actor_name(pool: str, part: str) -> str:
 def find_actor(pool: str, part: str) -> Any:
     """Handle of a pool's actor. Raises ValueError when there is none."""
     return ray.get_actor(actor_name(pool, part), namespace=NAMESPACE)
+
+
+def parts_of(pool: str) -> list[str]:
+    """The parts of a pool whose actors are there: worker ids, router, supervisor."""
+    prefix = actor_name(pool, "")
+    return [name.removeprefix(prefix) for name in _names() if name.startswith(prefix)]
+
+
+def pools_here() -> list[str]:
+    """Names of the pools that live on in this cluster without a program of their own."""
+    suffix = actor_name("", SUPERVISOR)
+    return sorted(name.removesuffix(suffix) for name in _names() if name.endswith(suffix))
+
+
+def _names() -> list[str]:
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return [entry["name"] for entry in named if entry["namespace"] == NAMESPACE]
 
 
 class Roster:

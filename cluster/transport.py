@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from cluster.leases import Answer, Ask, Refusal
 from cluster.roster import Roster
@@ -38,7 +38,10 @@ class Transport(Protocol):
     """Calls that a client makes. A `call` is whatever `start` returns; it must be hashable."""
 
     def lease(self, ask: Ask) -> Answer:
-        """A lease or refusal for each item; refusals when the router itself is away."""
+        """A lease or refusal for each item; refusals when the router itself is away.
+
+        Raises PoolClosedError when it is gone for good.
+        """
 
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
         """Send a batch and return at once. Raises PoolSaturatedError when there is no room to put it."""
@@ -130,6 +133,8 @@ class RayTransport:
                 self._follow()
                 answer: Answer = ray.get(self._router.lease.remote(ask), timeout=self._timeout_s)
                 return answer
+        except ActorDiedError as error:  # not one that restarts: somebody has ended the pool
+            raise PoolClosedError("the pool was ended: its router is gone") from error
         except (RayActorError, GetTimeoutError) as error:
             away = Refusal(
                 saturated=False,

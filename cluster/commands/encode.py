@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
     from cluster.config import PoolConfig
     from cluster.encode_files import RunSummary
+    from cluster.pool import EncoderPool
 
 TOKEN_VARIABLE = "ENCPOOL_TOKEN"
 
@@ -31,6 +32,7 @@ def add(commands: Commands) -> None:
         "paths", nargs="+", metavar="PATH", help="an image or video, a folder (searched to the bottom), a pattern"
     )
     encode.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
+    encode.add_argument("--pool", metavar="NAME", help="use this pool that `encpool up` has raised, as it is")
     encode.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
     encode.add_argument(
         "--model", metavar="NAME|DIR", help=f"a preset, a snapshot directory or a hub id (default: {DEFAULT_MODEL})"
@@ -50,21 +52,36 @@ def add(commands: Commands) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Encode what the paths name."""
-    summary = _encode_here(parsed) if parsed.url is None else _encode_there(parsed)
+    if parsed.url is not None:
+        summary = _encode_there(parsed)
+    elif parsed.pool is not None:
+        summary = _encode_through(parsed)
+    else:
+        config = _config(parsed)
+        summary = _encode_here(parsed, config, config)
     print(f"{summary}; written to {parsed.out}")
     return FAILED if summary.num_failed else OK
 
 
-def _encode_here(parsed: argparse.Namespace) -> RunSummary:
+def _encode_here(parsed: argparse.Namespace, config: PoolConfig, pool: EncoderPool | PoolConfig) -> RunSummary:
     from cluster.sources import find_sources
     from encoder.adapters.registry import resolve_model
 
-    config = _config(parsed)
     takes = resolve_model(config.worker.encoder.model).family.modalities
     sources = find_sources(parsed.paths, videos="video" in takes)
     from cluster.encode_files import encode_files
 
-    return encode_files(sources, parsed.out, config, overwrite=parsed.overwrite)
+    return encode_files(sources, parsed.out, pool, overwrite=parsed.overwrite)
+
+
+def _encode_through(parsed: argparse.Namespace) -> RunSummary:
+    """Through a standing pool."""
+    if given := [name for name in ("config", "model", "workers", "dtype") if getattr(parsed, name) is not None]:
+        raise ConfigError(f"--{given[0]} cannot change a pool that is running; leave it out with --pool")
+    from cluster.pool import EncoderPool
+
+    with EncoderPool.connect(parsed.pool) as pool:
+        return _encode_here(parsed, pool.config, pool)
 
 
 def _encode_there(parsed: argparse.Namespace) -> RunSummary:

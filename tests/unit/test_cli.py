@@ -59,6 +59,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["encode", "photo.png", "--out", "out", "--model", "tiny-minicpmv-2.7"], "did you mean 'tiny-minicpmv-2."),
         (["encode", "photo.png", "--out", "photo.png"], "cannot write to photo.png"),
         (["encode", "photo.png", "--out", "used"], "--overwrite"),
+        (["encode", "photo.png", "--out", "out", "--pool", "p", "--dtype", "auto"], "--dtype cannot change a pool"),
+        (["up"], "required: --config"),
+        (["up", "--config", "good.yaml", "--name", "a.b"], "up: name: string should match pattern"),
+        (["scale", "few"], "'few' is no whole number"),
         (["config"], "required: ACTION"),
         (["bench"], "required: SUBJECT"),
         (["bench", "engine", "--repeats", "few"], "no whole number"),
@@ -80,6 +84,7 @@ def test_wrong_usage_is_one_line_and_status_2(
     monkeypatch.chdir(folder)
     (folder / "typo.yaml").write_text("num_worker: 2\nworker: {encoder: {model: tiny-minicpmv-2.6}}\n")
     encoder = "num_workers: 1\nworker: {encoder: {model: tiny-minicpmv-2.6, %s}}\n"
+    (folder / "good.yaml").write_text(encoder % "seed: 0")
     (folder / "budget.yaml").write_text(encoder % "token_budgets: [0]")
     (folder / "axis.yaml").write_text(encoder % "layouts: []")
     (folder / "used").mkdir()

@@ -1,0 +1,221 @@
+"""`encpool up`, `status`, `top`, `scale`, `drain` and `down`: pools that live on without a program of their own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.commands.arguments import FAILED, OK, positive_number
+from encoder.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cluster.commands.arguments import Commands
+    from cluster.config import PoolConfig
+    from cluster.pool import EncoderPool
+    from cluster.status import PoolStatus
+
+
+def add(commands: Commands) -> None:
+    """Declare the commands."""
+    up = commands.add_parser(
+        "up",
+        help="raise a pool that stays until `encpool down`",
+        description="Start a pool as detached actors and leave it running. It runs on the Ray cluster that the "
+        "configuration or RAY_ADDRESS names; without one a head is started on this machine, for this user alone, "
+        "and the last `encpool down` ends it.",
+    )
+    up.add_argument("--config", type=Path, required=True, metavar="FILE", help="the pool's YAML configuration")
+    up.add_argument("--name", metavar="NAME", help="what to call it (default: `name` in FILE, or default)")
+    up.set_defaults(run=run_up)
+
+    status = commands.add_parser("status", help="how a pool's workers stand")
+    _add_pool(status)
+    status.add_argument("--json", action="store_true", help="for programs")
+    status.set_defaults(run=run_status)
+
+    top = commands.add_parser("top", help="the same, refreshed until Ctrl-C; once where the output is no terminal")
+    _add_pool(top)
+    top.add_argument("--every", type=positive_number, default=1.0, metavar="S", help="seconds (default: %(default)g)")
+    top.set_defaults(run=run_top)
+
+    scale = commands.add_parser("scale", help="change the number of workers; who leaves finishes what it has")
+    scale.add_argument("num_workers", type=_whole, metavar="N")
+    scale.add_argument("--name", dest="pool", metavar="NAME", help="the pool (default: the only one)")
+    scale.add_argument("--group", metavar="GROUP", help="whose number, in a pool of several groups")
+    scale.set_defaults(run=run_scale)
+
+    drain = commands.add_parser("drain", help="take one worker away once it has finished what it has")
+    drain.add_argument("worker", metavar="WORKER", help="as `encpool status` calls it")
+    drain.add_argument("--name", dest="pool", metavar="NAME", help="the pool (default: the only one)")
+    drain.add_argument("--replace", action="store_true", help="start another one instead")
+    drain.set_defaults(run=run_drain)
+
+    down = commands.add_parser("down", help="end a pool at once, and the Ray head that `up` started with the last one")
+    _add_pool(down)
+    down.set_defaults(run=run_down)
+
+
+def _add_pool(command: argparse.ArgumentParser) -> None:
+    command.add_argument("pool", nargs="?", metavar="NAME", help="the pool (default: the only one)")
+
+
+def run_up(parsed: argparse.Namespace) -> int:
+    """Raise a pool."""
+    from cluster.config import load_config, parse_config
+
+    config = load_config(parsed.config)
+    if parsed.name is not None:
+        config = parse_config({**config.model_dump(), "name": parsed.name}, source="up")
+
+    from cluster import local_ray
+    from cluster.head import running_head, start_head, stop_head
+    from cluster.roster import pools_here
+    from cluster.standing import raise_pool
+
+    address = config.ray_address or os.environ.get("RAY_ADDRESS")
+    head = None
+    if not address and running_head() is None:
+        head = start_head(max(os.cpu_count() or 1, _most_cpus(config)), say=_say)
+    own = None
+    try:
+        own = local_ray.attach(address)
+        _say(f"starting {config.num_workers} workers with {config.worker.encoder.model} ...")
+        status = raise_pool(config, watch=_Progress())
+    except BaseException:
+        if head is not None and (own is None or not pools_here()):  # nobody else has begun to use it
+            stop_head(head)
+        raise
+    finally:
+        if own is not None:
+            own.shutdown()
+    print(f"pool {config.name!r} is up with {status.num_ready} workers; `encpool down {config.name}` ends it")
+    return OK
+
+
+class _Progress:
+    """Says each time that one more worker is ready."""
+
+    def __init__(self) -> None:
+        self._num_ready = 0
+
+    def __call__(self, status: PoolStatus) -> None:
+        if status.num_ready > self._num_ready:
+            self._num_ready = status.num_ready
+            _say(f"{status.num_ready} of {sum(status.targets.values())} workers ready")
+
+
+def run_status(parsed: argparse.Namespace) -> int:
+    """Print how a pool stands."""
+    from cluster.status_table import status_json, status_table
+
+    with _connected(parsed.pool) as pool:
+        status, stats = pool.status(), pool.stats()
+    if parsed.json:
+        print(json.dumps(status_json(status, stats), indent=2))
+    else:
+        print(status_table(status, stats))
+    return FAILED if status.failure is not None else OK
+
+
+def run_top(parsed: argparse.Namespace) -> int:
+    """Show how a pool stands, again and again."""
+    from cluster.top import watch_pool
+
+    with _connected(parsed.pool) as pool:
+        watch_pool(pool, every_s=parsed.every)
+    return OK
+
+
+def run_scale(parsed: argparse.Namespace) -> int:
+    """Change the number of workers."""
+    with _connected(parsed.pool) as pool:
+        _say(f"scaling pool {pool.name!r} to {parsed.num_workers} workers ...")
+        pool.scale(parsed.num_workers, parsed.group)
+        workers = ", ".join(worker.worker_id for worker in pool.status().workers)
+    print(f"pool {pool.name!r} has {workers}")
+    return OK
+
+
+def run_drain(parsed: argparse.Namespace) -> int:
+    """Take a worker away."""
+    with _connected(parsed.pool) as pool:
+        pool.drain(parsed.worker, replace=parsed.replace)
+        workers = ", ".join(worker.worker_id for worker in pool.status().workers)
+    print(f"{parsed.worker} has left; pool {pool.name!r} has {workers or 'no workers'}")
+    return OK
+
+
+def run_down(parsed: argparse.Namespace) -> int:
+    """End a pool, and our head with the last one."""
+    from cluster import local_ray
+    from cluster.head import running_head, stop_head
+    from cluster.roster import pools_here
+    from cluster.standing import end_pool
+
+    own = local_ray.attach()
+    try:
+        name = _choose(parsed.pool)
+        end_pool(name)
+        print(f"pool {name!r} has ended")
+        head = running_head()
+        last = head is not None and not pools_here() and local_ray.is_attached(head.address)
+    finally:
+        if own is not None:
+            own.shutdown()
+    if head is not None and last:
+        stop_head(head)
+        print(f"and the Ray head at {head.address} with it")
+    return OK
+
+
+@contextmanager
+def _connected(name: str | None) -> Iterator[EncoderPool]:
+    from cluster import local_ray
+    from cluster.pool import EncoderPool
+
+    own = local_ray.attach()
+    try:
+        with EncoderPool.connect(_choose(name)) as pool:
+            yield pool
+    finally:
+        if own is not None:
+            own.shutdown()
+
+
+def _choose(name: str | None) -> str:
+    """The pool that is meant. Raises ConfigError when that is not clear."""
+    from cluster.roster import pools_here
+
+    if name is not None:
+        return name
+    pools = pools_here()
+    if len(pools) != 1:
+        raise ConfigError(f"name a pool, this cluster has {', '.join(pools)}" if pools else "no pool is running here")
+    return pools[0]
+
+
+def _most_cpus(config: PoolConfig) -> int:
+    """CPUs that the pool may come to reserve."""
+    return math.ceil(
+        sum(
+            group.cpus_per_worker * (group.autoscale.max_workers if group.autoscale else group.num_workers)
+            for group in config.worker_groups
+        )
+    )
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _say(text: str) -> None:
+    print(f"encpool: {text}", file=sys.stderr, flush=True)
