@@ -78,11 +78,14 @@ def status_table(status: PoolStatus, stats: PoolStats) -> str:
 
 def headline(status: PoolStatus) -> str:
     """The pool in one line."""
-    wanted = " + ".join(f"{count} {name}" for name, count in status.targets.items()) or "no workers"
+    groups = " + ".join(f"{count} {name}" for name, count in status.targets.items())
     if status.failure is not None:
         return f"pool {status.name!r} could not start: {status.failure.message}"
-    begun = "" if status.started else ", starting"
-    return f"pool {status.name!r}: {status.model}, {status.num_ready} ready of {wanted} wanted{begun}"
+    wanted = f"{status.num_ready} of {sum(status.targets.values())} workers ready"
+    return (
+        f"pool {status.name!r}: {status.model}, {wanted}"
+        f"{f' ({groups})' if len(status.targets) > 1 else ''}{'' if status.started else ', starting'}"
+    )
 
 
 def cells(row: Row) -> tuple[str, ...]:

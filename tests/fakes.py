@@ -271,6 +271,7 @@ def tiny_config(
             "num_workers": num_workers,
             "worker": {
                 "device": "cpu",
+                "torch_threads": 1,  # fewer cores than the tests' Ray says
                 "encoder": EncoderConfig(model=model),
                 "report_interval_s": 0.2,
                 **(worker or {}),

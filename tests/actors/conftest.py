@@ -1,21 +1,42 @@
-"""One local Ray for the whole session, and on it a pool of two CPU workers with a small real model."""
+"""One local Ray of the whole session, to which tests may add nodes, and on it a pool of two small CPU workers."""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 
 import pytest
+import ray
 from fakes import tiny_config
+from ray.cluster_utils import Cluster
 
-from cluster import EncoderPool, local_ray
+from cluster import EncoderPool
+
+NOTICE_SOON = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    own = local_ray.connect(tiny_config(num_workers=4))
-    yield
-    if own is not None:
-        own.shutdown()
+def nodes() -> Iterator[Cluster]:
+    """A head with four CPUs, by whatever number of cores; a node that dies is noticed within seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE", "disabled"))
+        head = {"num_cpus": 4, "num_gpus": 0, "include_dashboard": False, "_system_config": NOTICE_SOON}
+        nodes = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=nodes.address, namespace="encpool", logging_level=logging.WARNING)
+        yield nodes
+        ray.shutdown()
+        nodes.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(nodes: Cluster) -> None:
+    """For tests that need Ray and add no nodes."""
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,82 @@
+"""What `encpool status` and `encpool top` show."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from fakes import report
+from rich.console import Console
+
+from cluster.router import Member
+from cluster.stats import PoolStats
+from cluster.status import PoolStatus, Stage, WorkerStatus
+from cluster.status_table import rows_of, status_json, status_table
+from cluster.top import items_per_s, picture
+from workers.messages import WorkerState, WorkerStats
+
+
+def worker(worker_id: str, stage: Stage = Stage.READY, error: str | None = None) -> WorkerStatus:
+    member = Member(
+        worker_id=worker_id,
+        incarnation=f"{worker_id}/0",
+        state=WorkerState.READY,
+        error=None,
+        in_flight_ms=12.4,
+        num_leases=3,
+        leasable=True,
+        host="node-7",
+        gpu_uuid="GPU-0123456789abcdef",
+    )
+    return WorkerStatus(
+        worker_id=worker_id,
+        group="worker",
+        stage=stage,
+        num_restarts=2,
+        error=error,
+        member=member if stage is Stage.READY else None,
+    )
+
+
+def pool(*workers: WorkerStatus, num_items: int = 40) -> tuple[PoolStatus, PoolStats]:
+    stats = WorkerStats(
+        num_items=num_items, segment_hits=3, segment_misses={"size": 1}, useful_patches=9, run_patches=10
+    )
+    status = PoolStatus(
+        name="photos",
+        model="tiny",
+        started=True,
+        targets={"worker": 2},
+        workers=workers,
+        notes=("worker-9 is lost: its node is gone",),
+    )
+    return status, PoolStats(num_workers=1, members=(), reports=(report("worker-0", stats=stats, device="cuda:0"),))
+
+
+def test_the_table_has_a_line_a_worker_and_tells_what_went_wrong() -> None:
+    text = status_table(*pool(worker("worker-0"), worker("worker-1", Stage.STARTING, error="no tensors")))
+    lines = text.splitlines()
+    assert lines[0] == "pool 'photos': tiny, 1 of 2 workers ready"
+    assert lines[3].split() == [
+        "worker-0", "ready", "node-7", "cuda:0", "01234567", "1", "12", "40", "75%", "90%", "-", "2",
+    ]  # fmt: skip
+    assert lines[4].split()[:5] == ["worker-1", "starting", "-", "-", "-"]
+    assert lines[-2:] == ["worker-1: no tensors", "worker-9 is lost: its node is gone"]
+
+
+def test_programs_read_the_same_as_json() -> None:
+    told = json.loads(json.dumps(status_json(*pool(worker("worker-0"), worker("worker-1", Stage.STARTING)))))
+    assert (told["name"], told["num_ready"], told["targets"]) == ("photos", 1, {"worker": 2})
+    assert told["workers"][0]["hit_rate"] == 0.75
+    assert told["workers"][1]["queue_ms"] is None
+
+
+def test_top_counts_items_a_second_of_workers_that_are_the_same_process() -> None:
+    before, after = rows_of(*pool(worker("worker-0"))), rows_of(*pool(worker("worker-0"), num_items=60))
+    assert items_per_s(before, after, 2.0) == {"worker-0": 10.0}
+    assert items_per_s([], after, 2.0) == {}
+    console = Console(file=io.StringIO(), width=160)
+    console.print(picture("pool", after, {"worker-0": 10.0}, ["a note"]))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "pool; 10.0 items/s" in shown
+    assert "a note" in shown
