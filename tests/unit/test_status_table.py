@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
-from fakes import report
+from fakes import fake_adapter, report
 from rich.console import Console
 
-from cluster.router import Member
+from cluster.router import Router
 from cluster.stats import PoolStats
 from cluster.status import PoolStatus, Stage, WorkerStatus
 from cluster.status_table import rows_of, status_json, status_table
 from cluster.top import items_per_s, picture
-from workers.messages import WorkerState, WorkerStats
+from workers.messages import WorkerStats
 
 
 def worker(worker_id: str, stage: Stage = Stage.READY, error: str | None = None) -> WorkerStatus:
-    member = Member(
-        worker_id=worker_id,
-        incarnation=f"{worker_id}/0",
-        state=WorkerState.READY,
-        error=None,
-        in_flight_ms=12.4,
-        num_leases=3,
-        leasable=True,
-        host="node-7",
-        gpu_uuid="GPU-0123456789abcdef",
-    )
+    router = Router(fake_adapter(), lease_timeout_s=1, silent_timeout_s=1)
+    router.register(report(worker_id, host="node-7", gpu_uuid="GPU-0123456789abcdef"))
+    member = replace(router.members()[0], in_flight_ms=12.4)
     return WorkerStatus(
         worker_id=worker_id,
         group="worker",
@@ -40,7 +33,7 @@ def worker(worker_id: str, stage: Stage = Stage.READY, error: str | None = None)
 
 def pool(*workers: WorkerStatus, num_items: int = 40) -> tuple[PoolStatus, PoolStats]:
     stats = WorkerStats(
-        num_items=num_items, segment_hits=3, segment_misses={"size": 1}, useful_patches=9, run_patches=10
+        num_items=num_items, segment_hits=3, segment_misses={"big": 1}, useful_patches=9, run_patches=10
     )
     status = PoolStatus(
         name="photos",
