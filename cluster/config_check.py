@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster.config import PoolConfig
+from cluster.groups import GroupConfig
 from encoder.adapters.registry import families, load_adapter
 from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig
@@ -12,11 +13,15 @@ from encoder.config import EncoderConfig
 
 def describe_config(config: PoolConfig) -> str:
     """One line on the pool. Raises ConfigError for a model, layout or budget that cannot work."""
-    encoder, device = config.worker.encoder, config.worker.device
-    return (
-        f"ok: {config.num_workers} x {encoder.model} in {encoder.dtype} on {device}, "
-        f"{_graphs(encoder, 'cpu' if device == 'cpu' else 'cuda')}"
-    )
+    return f"ok: {'; '.join(_describe(group) for group in config.worker_groups)}"
+
+
+def _describe(group: GroupConfig) -> str:
+    encoder, device = group.worker.encoder, group.worker.device
+    graphs = _graphs(encoder, "cpu" if device == "cpu" else "cuda")
+    limits = group.autoscale
+    number = group.num_workers if limits is None else f"{limits.min_workers} to {limits.max_workers}"
+    return f"{number} x {encoder.model} in {encoder.dtype} on {device}, {graphs}"
 
 
 def _graphs(encoder: EncoderConfig, device: str) -> str:

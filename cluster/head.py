@@ -70,7 +70,9 @@ def start_head(num_cpus: int, *, say: Callable[[str], None] = lambda text: None)
     directory = state_dir()
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     token_file = None if any(map(os.environ.get, AUTH_VARIABLES)) else str(_write_token(directory))
-    temp_dir = tempfile.mkdtemp(prefix="encpool-ray-")  # short: socket paths have a limit; and nobody else's `auto`
+    base = tempfile.gettempdir()
+    # Of its own: Ray's `auto` looks into the usual one. Short: paths of sockets end at 107 bytes, Ray adds some 70.
+    temp_dir = tempfile.mkdtemp(prefix="encpool-ray-", dir=base if len(base) < 20 else "/tmp")
     port = _free_port()
     say(f"no Ray cluster is named: starting one on this machine, at 127.0.0.1:{port}")
     log = directory / "head.log"
@@ -97,8 +99,9 @@ def start_head(num_cpus: int, *, say: Callable[[str], None] = lambda text: None)
         until_s = time.monotonic() + START_TIMEOUT_S
         while not _blocks(log):
             if process.poll() is not None or time.monotonic() > until_s:
-                tail = " | ".join(log.read_text(errors="replace").split("\n")[-6:]).strip(" |")
-                raise WorkerStartError(f"no Ray head could be started here: {tail or 'it says nothing'}; see {log}")
+                lines = log.read_text(errors="replace").split("\n")
+                said = next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
+                raise WorkerStartError(f"no Ray head could be started here: {said}; its log is {log}")
             time.sleep(POLL_S)
     except BaseException:
         stop_head(head)

@@ -22,6 +22,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from ray.util.placement_group import remove_placement_group
 
 from cluster.config import PoolConfig
+from cluster.fleet import replanning
 from cluster.groups import GroupConfig
 from cluster.launching import RayCrew
 from cluster.places import places_of
@@ -51,8 +52,9 @@ class SupervisorActor:
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
         self._config = config
         self._crew = RayCrew(config.name, config, detached=True)
-        self._crew.start_router()
-        self._supervisor = Supervisor(config, groups, self._crew)
+        router = self._crew.start_router()
+        hooks = replanning(config, groups, config.name, router)
+        self._supervisor = Supervisor(config, groups, self._crew, hooks=hooks)
         self._failure: ErrorNote | None = None
         threading.Thread(target=self._main, name="supervisor", daemon=True).start()
 

@@ -20,7 +20,9 @@ def add(commands: Commands) -> None:
         description="Start a pool and an HTTP gateway before it, and serve until Ctrl-C or SIGTERM, which lets "
         "requests under way end. GET / shows what it does, GET /docs what it takes.",
     )
-    serve.add_argument("--config", type=Path, required=True, metavar="FILE", help="a pool's YAML configuration")
+    source = serve.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration")
+    source.add_argument("--pool", metavar="NAME", help="serve this pool that `encpool up` has raised, and leave it")
     serve.add_argument("--host", metavar="ADDRESS", help="listen on this address (default: gateway.host)")
     serve.add_argument("--port", type=int, metavar="N", help="and this port; 0: any free one (default: gateway.port)")
     serve.set_defaults(run=run)
@@ -28,18 +30,30 @@ def add(commands: Commands) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Serve until somebody stops it."""
+    options = {key: value for key in ("host", "port") if (value := getattr(parsed, key)) is not None}
+    if parsed.pool is not None:
+        return _serve_standing(parsed.pool, options)
     from cluster.config import load_config, parse_config, read_yaml
 
     load_config(parsed.config)  # its errors name the file
     values: dict[str, Any] = read_yaml(parsed.config)
-    options = {"host": parsed.host, "port": parsed.port}
-    values["gateway"] = {
-        **(values.get("gateway") or {}),
-        **{key: value for key, value in options.items() if value is not None},
-    }
+    values["gateway"] = {**(values.get("gateway") or {}), **options}
     config = parse_config(values, source="serve")
     from cluster.gateway.serve import serve
     from cluster.pool import EncoderPool
 
     serve(lambda: EncoderPool.start(config), config.gateway)
+    return OK
+
+
+def _serve_standing(name: str, options: dict[str, Any]) -> int:
+    from cluster.config import parse_config
+    from cluster.gateway.serve import serve
+    from cluster.pool import EncoderPool
+
+    with EncoderPool.connect(name) as pool:
+        values = pool.config.model_dump()
+        values["gateway"] |= options
+        config = parse_config(values, source="serve")
+        serve(lambda: pool, config.gateway)
     return OK

@@ -1,0 +1,64 @@
+"""`encpool up` and what follows, as a person types it, on a machine without a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.head import AUTH_VARIABLES, Head
+
+ROOT = Path(__file__).parents[2]
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def encpool(tmp_path: Path) -> Iterator[Command]:
+    """Runs a command with a state directory of its own; at the end no pool is left."""
+    env = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", *AUTH_VARIABLES)}
+    env["ENCPOOL_STATE_DIR"] = str(tmp_path / "state")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cluster.cli", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=150)
+
+    yield run
+    if (tmp_path / "state/head.json").exists():
+        run("down")
+
+
+@pytest.mark.timeout(400)
+def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(encpool: Command, tmp_path: Path) -> None:
+    config = tmp_path / "pool.yaml"
+    config.write_text("num_workers: 1\nname: photos\nworker: {device: cpu, encoder: {model: tiny-minicpmv-2.6}}\n")
+    up = encpool("up", "--config", str(config))
+    assert up.returncode == 0, up.stderr
+    assert "pool 'photos' is up with 1 workers" in up.stdout
+    assert "no Ray cluster is named: starting one on this machine" in up.stderr
+    head = Head(**json.loads((tmp_path / "state/head.json").read_text()))
+    assert head.token_file is not None
+    assert stat.S_IMODE(Path(head.token_file).stat().st_mode) == 0o600
+
+    told = json.loads(encpool("status", "--json").stdout)
+    assert (told["name"], told["num_ready"], told["workers"][0]["worker"]) == ("photos", 1, "worker-0")
+    config.write_text(config.read_text().replace("num_workers: 1", "num_workers: 400"))
+    more = encpool("up", "--config", str(config), "--name", "more")
+    assert more.returncode == 1
+    assert "400 workers need 400 CPUs, the cluster has" in more.stderr
+    shown = encpool("top")  # no terminal: once
+    assert "pool 'photos': tiny-minicpmv-2.6, 1 of 1 workers ready" in shown.stdout
+
+    down = encpool("down")
+    assert down.returncode == 0, down.stderr
+    assert f"and the Ray head at {head.address} with it" in down.stdout
+    assert not Path(f"/proc/{head.pid}").exists()
+    assert not Path(head.temp_dir).exists()
+    after = encpool("status")
+    assert after.returncode == 1
+    assert "no Ray cluster is named, and none was started by `encpool up`" in after.stderr
