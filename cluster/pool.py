@@ -203,7 +203,7 @@ class EncoderPool:
         self._roster.keep([member.worker_id for member in members])
         reports = []
         with self._gate:
-            calls = [self._roster.handle(worker_id).report.remote() for worker_id in self._roster.worker_ids()]
+            calls = [worker.report.remote() for worker in self._roster.handles()]
             done = ray.wait(calls, num_returns=len(calls), timeout=REPORT_TIMEOUT_S)[0] if calls else []
             for call in done:
                 try:

@@ -51,10 +51,10 @@ class Roster:
     def __len__(self) -> int:
         return len(self._handles)
 
-    def worker_ids(self) -> list[str]:
+    def handles(self) -> list[Any]:
         """Those known."""
         with self._lock:
-            return sorted(self._handles)
+            return list(self._handles.values())
 
     def handle(self, worker_id: str) -> Any:
         """Raises ValueError for a worker that is not there."""

@@ -23,7 +23,7 @@ from cluster.crew import Crew, Life, Sight
 from cluster.groups import GroupConfig
 from cluster.nodes import crowded_gpus
 from cluster.router import Member
-from cluster.status import PoolStatus, Stage, WorkerStatus
+from cluster.status import PoolStatus, Stage
 from cluster.team import LEAVING, Post, Team
 from encoder.errors import ConfigError, EncoderPoolError, WeightsError, WorkerStartError
 from workers.messages import ErrorNote, WorkerState
@@ -109,9 +109,7 @@ class Supervisor:
         """
         with self._lock:
             team = self._team(group)
-            limits = team.config.autoscale
-            least, most = (limits.min_workers, limits.max_workers) if limits else (0, 4096)
-            least = max(least, 1 if len(self._teams) == 1 else 0)
+            least, most = team.limits(is_alone=len(self._teams) == 1)
             if not least <= num_workers <= most:
                 raise ConfigError(f"{team.config.name} may have {least} to {most} workers, got {num_workers}")
             self._check(team, num_workers)
@@ -144,17 +142,7 @@ class Supervisor:
                 model=self._config.worker.encoder.model,
                 started=self._started,
                 targets={name: team.target for name, team in self._teams.items()},
-                workers=tuple(
-                    WorkerStatus(
-                        worker_id=post.worker_id,
-                        group=post.group,
-                        stage=post.stage,
-                        num_restarts=post.num_restarts,
-                        error=None if post.error is None else post.error.message,
-                        member=self._members.get(post.worker_id),
-                    )
-                    for post in self._posts.values()
-                ),
+                workers=tuple(post.status(self._members.get(post.worker_id)) for post in self._posts.values()),
                 notes=tuple(self._notes),
             )
 
@@ -243,19 +231,13 @@ class Supervisor:
         num_refused = self._crew.num_refused()
         with self._lock:
             refused, self._num_refused = num_refused > self._num_refused, num_refused
-            for name, team in self._teams.items():
-                if team.autoscaler is None:
-                    continue
-                posts = [post for post in self._posts.values() if post.group == name]
-                if len(posts) != team.target or any(post.stage is not Stage.READY for post in posts):
-                    team.autoscaler.changed()
-                    continue
+            for team in self._teams.values():
+                posts = [post for post in self._posts.values() if post.group == team.config.name]
                 members = [self._members[post.worker_id] for post in posts if post.worker_id in self._members]
                 in_flight_ms = sum(member.in_flight_ms for member in members)
                 sample = LoadSample(time_s=self._now_s(), in_flight_ms=in_flight_ms, refused=refused)
-                wanted = team.autoscaler.wanted(sample, team.target)
+                wanted = team.wanted(posts, sample)
                 if wanted != team.target:
-                    team.autoscaler.changed()
                     self._try_target(team, wanted, f"{in_flight_ms:.0f} ms in flight")
 
     def _try_target(self, team: Team, wanted: int, why: str) -> None:

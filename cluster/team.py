@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.autoscaling import Autoscaler
+from cluster.autoscaling import Autoscaler, LoadSample
 from cluster.groups import GroupConfig
-from cluster.status import Stage
+from cluster.router import Member
+from cluster.status import Stage, WorkerStatus
 from workers.messages import ErrorNote
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+
+MOST_WORKERS = 4096
 
 LEAVING = (Stage.DRAINING, Stage.ENDING)
 
@@ -32,6 +36,17 @@ class Post:
         """Its number in the group; higher ones came later."""
         return number_of(self.worker_id)
 
+    def status(self, member: Member | None) -> WorkerStatus:
+        """For people; `member` is how the router knows it."""
+        return WorkerStatus(
+            worker_id=self.worker_id,
+            group=self.group,
+            stage=self.stage,
+            num_restarts=self.num_restarts,
+            error=None if self.error is None else self.error.message,
+            member=member,
+        )
+
 
 class Team:
     """A group's target, and when the next worker may be launched."""
@@ -43,6 +58,24 @@ class Team:
         self.not_before_s = float("-inf")
         self._pause_s = FIRST_PAUSE_S
         self._next_number = 0
+
+    def limits(self, *, is_alone: bool) -> tuple[int, int]:
+        """How few and how many workers somebody may ask for; the only group of a pool keeps one."""
+        if self.config.autoscale is not None:
+            return self.config.autoscale.min_workers, self.config.autoscale.max_workers
+        return int(is_alone), MOST_WORKERS
+
+    def wanted(self, posts: Sequence[Post], sample: LoadSample) -> int:
+        """How many workers there should be for the load; as many as now while not all of them are ready."""
+        if self.autoscaler is None:
+            return self.target
+        if len(posts) != self.target or any(post.stage is not Stage.READY for post in posts):
+            self.autoscaler.changed()
+            return self.target
+        wanted = self.autoscaler.wanted(sample, self.target)
+        if wanted != self.target:
+            self.autoscaler.changed()
+        return wanted
 
     def next_id(self) -> str:
         """A name for a new worker. None is used twice: who still holds an old worker's handle must not mistake it."""
