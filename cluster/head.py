@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cluster.processes import born
 from encoder.errors import WorkerStartError
 
 START_TIMEOUT_S = 120.0
@@ -59,7 +60,7 @@ def running_head() -> Head | None:
         head = Head(**json.loads(record.read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    if _born(head.pid) != head.born:
+    if born(head.pid) != head.born:
         record.unlink(missing_ok=True)
         return None
     return head
@@ -93,7 +94,7 @@ def start_head(num_cpus: int, *, say: Callable[[str], None] = lambda text: None)
         )
     address = f"127.0.0.1:{port}"
     head = Head(
-        address=address, pid=process.pid, born=_born(process.pid) or "", temp_dir=temp_dir, token_file=token_file
+        address=address, pid=process.pid, born=born(process.pid) or "", temp_dir=temp_dir, token_file=token_file
     )
     try:
         until_s = time.monotonic() + START_TIMEOUT_S
@@ -113,7 +114,7 @@ def start_head(num_cpus: int, *, say: Callable[[str], None] = lambda text: None)
 def stop_head(head: Head) -> None:
     """End it and everything on it. Raises WorkerStartError when it does not end."""
     for number, timeout_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 5.0)):
-        if _born(head.pid) == head.born:
+        if born(head.pid) == head.born:
             os.kill(head.pid, number)
         if _wait_gone(head, timeout_s):
             break
@@ -125,20 +126,11 @@ def stop_head(head: Head) -> None:
 
 def _wait_gone(head: Head, timeout_s: float) -> bool:
     until_s = time.monotonic() + timeout_s
-    while _born(head.pid) == head.born:
+    while born(head.pid) == head.born:
         if time.monotonic() > until_s:
             return False
         time.sleep(POLL_S)
     return True
-
-
-def _born(pid: int) -> str | None:
-    """When a process started, in clock ticks since the machine did; None when there is none, or only its exit code."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else fields[19]
 
 
 def _blocks(log: Path) -> bool:

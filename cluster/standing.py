@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,6 +25,7 @@ from cluster.fleet import replanning
 from cluster.groups import GroupConfig
 from cluster.launching import RayCrew
 from cluster.places import places_of
+from cluster.processes import born
 from cluster.roster import NAMESPACE, SUPERVISOR, actor_name, find_actor, parts_of, pools_here
 from cluster.status import PoolStatus
 from cluster.supervisor import Supervisor
@@ -200,7 +200,7 @@ def clear_pool(pool: str) -> list[str]:
     while True:
         left = [actor_name(pool, part) for part in parts_of(pool)]
         left += [f"placement group {place.name}" for place in places_of(pool)]
-        left += [f"process {pid}" for pid in processes if Path(f"/proc/{pid}").exists()]
+        left += [f"process {pid}" for pid in processes if born(pid) is not None]
         if not left or time.monotonic() > until_s:
             return left
         time.sleep(0.1)

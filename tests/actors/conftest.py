@@ -16,7 +16,7 @@ from cluster import EncoderPool
 NOTICE_SOON = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 1000,
+    "health_check_timeout_ms": 10_000,  # who is dead refuses at once; who is slow on a busy machine is not dead
     "health_check_failure_threshold": 3,
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.head import AUTH_VARIABLES, Head
+from cluster.processes import born
 
 ROOT = Path(__file__).parents[2]
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -57,7 +58,7 @@ def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(encpool: Comm
     down = encpool("down")
     assert down.returncode == 0, down.stderr
     assert f"and the Ray head at {head.address} with it" in down.stdout
-    assert not Path(f"/proc/{head.pid}").exists()
+    assert born(head.pid) is None
     assert not Path(head.temp_dir).exists()
     after = encpool("status")
     assert after.returncode == 1

@@ -19,6 +19,7 @@ from ray.cluster_utils import Cluster
 from cluster import EncoderPool
 from cluster.client import Outcome
 from cluster.places import places_of
+from cluster.processes import born
 from cluster.roster import SUPERVISOR, find_actor, parts_of, pools_here
 from cluster.standing import end_pool, raise_pool
 from cluster.status import Stage
@@ -163,7 +164,7 @@ def test_an_end_leaves_nothing_and_its_clients_hear_of_it(standing: str, picture
     assert parts_of(standing) == []
     assert standing not in pools_here()
     assert places_of(standing) == []
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in pids if born(pid) is not None]
     with pytest.raises(ConfigError, match="no pool 'standing' is running"):
         end_pool(standing)
 

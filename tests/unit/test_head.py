@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.head import Head, _born, running_head, start_head, state_dir, stop_head
+from cluster.head import Head, running_head, start_head, state_dir, stop_head
+from cluster.processes import born
 from encoder.errors import WorkerStartError
 
 
@@ -30,7 +31,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 def head_of(process: subprocess.Popen[bytes], temp_dir: Path) -> Head:
     head = Head(
-        address="127.0.0.1:1", pid=process.pid, born=_born(process.pid) or "", temp_dir=str(temp_dir), token_file=None
+        address="127.0.0.1:1", pid=process.pid, born=born(process.pid) or "", temp_dir=str(temp_dir), token_file=None
     )
     (state_dir() / "head.json").write_text(json.dumps(asdict(head)))
     return head
