@@ -96,8 +96,10 @@ def _settings(settings: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def attach(address: str | None = None) -> OwnRay | None:
+def attach(address: str | None = None, *, show_logs: bool = False) -> OwnRay | None:
     """Connect to a cluster that is there; None when this process is connected, by somebody else.
+
+    `show_logs` prints what actors log to our stderr: of a pool that others use as well, it is not our affair.
 
     The cluster is the one this process is connected to, else the one at `address`, or that RAY_ADDRESS names, or the
     one that `encpool up` has started on this machine. None is looked for: Ray would find anybody's.
@@ -116,7 +118,7 @@ def attach(address: str | None = None) -> OwnRay | None:
                     "set RAY_ADDRESS, or start a pool with `encpool up --config FILE`"
                 )
             address = head.address
-        return _attach(address).join()
+        return _attach(address, show_logs=show_logs).join()
 
 
 def is_attached(address: str) -> bool:
@@ -125,7 +127,7 @@ def is_attached(address: str) -> bool:
     return ray.is_initialized() and ray.get_runtime_context().gcs_address.rpartition(":")[2] == port
 
 
-def _attach(address: str) -> OwnRay:
+def _attach(address: str, *, show_logs: bool) -> OwnRay:
     restore: dict[str, str | None] = {}
     head = running_head()
     if head is not None and head.address == address:
@@ -134,7 +136,7 @@ def _attach(address: str) -> OwnRay:
         _read_authentication_anew()
     _reach(address)  # else its authentication is the user's affair
     try:
-        ray.init(address=address, namespace="encpool", logging_level=logging.WARNING)
+        ray.init(address=address, namespace="encpool", logging_level=logging.WARNING, log_to_driver=show_logs)
     except (ValueError, RuntimeError, OSError) as error:
         OwnRay(restore).end()
         raise WorkerStartError(f"no Ray cluster at {address!r}: {error}; start one, or leave it out") from error
@@ -157,7 +159,7 @@ def _read_authentication_anew() -> None:
 def _connect(config: PoolConfig) -> OwnRay:
     address = config.ray_address or os.environ.get("RAY_ADDRESS")
     if address:
-        return _attach(address)
+        return _attach(address, show_logs=True)
     restore = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
     if not any(restore.values()) and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         # A local cluster authenticates by token unless RAY_AUTH_MODE says otherwise. Without one at hand Ray would

@@ -85,7 +85,7 @@ def run_up(parsed: argparse.Namespace) -> int:
         head = start_head(max(os.cpu_count() or 1, _most_cpus(config)), say=_say)
     own = None
     try:
-        own = local_ray.attach(address)
+        own = local_ray.attach(address, show_logs=True)
         _say(f"starting {config.num_workers} workers with {config.worker.encoder.model} ...")
         status = raise_pool(config, watch=_Progress())
     except BaseException:
