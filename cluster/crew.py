@@ -50,6 +50,9 @@ class Crew(Protocol):
     def stop_leases(self, worker_id: str) -> None:
         """Let the router give no more work to it. May be said again."""
 
+    def suspect(self, incarnation: str) -> None:
+        """Tell the router that this process died, before a client finds out."""
+
     def drain(self, worker_id: str) -> bool:
         """Let it take nothing more; whether it has settled all it had."""
 

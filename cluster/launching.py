@@ -163,6 +163,9 @@ class RayCrew:
     def stop_leases(self, worker_id: str) -> None:
         self._router.drain.remote(worker_id)
 
+    def suspect(self, incarnation: str) -> None:
+        self._router.suspect.remote(incarnation)
+
     def drain(self, worker_id: str) -> bool:
         hand = self._hands[worker_id]
         if hand.drain is not None and ray.wait([hand.drain], timeout=0)[0]:

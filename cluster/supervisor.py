@@ -199,6 +199,8 @@ class Supervisor:
             self._teams[post.group].target -= 1
             self._to(post, Stage.DRAINING)
         elif sight.life is Life.AWAY:
+            if post.stage is Stage.READY and post.incarnation is not None:
+                self._crew.suspect(post.incarnation)
             self._to(post, Stage.AWAY)
         elif sight.life is Life.UP:
             if sight.silent_s > self._config.stuck_timeout_s:

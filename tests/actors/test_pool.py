@@ -100,10 +100,12 @@ def test_a_mixed_folder_comes_back_right_and_in_order_though_a_worker_is_killed(
             assert outcome.embedding is not None, outcome.error
             expected = reference(source.read_bytes())
             torch.testing.assert_close(outcome.embedding.tokens, expected, rtol=1e-5, atol=1e-5)
+    limit_s = time.monotonic() + 60
+    while len(reports := pool.stats().reports) < 2 or victim.incarnation in {report.incarnation for report in reports}:
+        assert time.monotonic() < limit_s, "the worker did not come back"
+        time.sleep(0.1)
+    assert {report.worker_id for report in reports} == {"worker-0", "worker-1"}
     wait_for_both(pool)
-    stats = pool.stats()
-    assert {report.worker_id for report in stats.reports} == {"worker-0", "worker-1"}
-    assert victim.incarnation not in {report.incarnation for report in stats.reports}
 
 
 def test_closing_a_stream_early_leaves_an_idle_pool(pool: EncoderPool, folder: list[Path]) -> None:

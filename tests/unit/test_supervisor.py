@@ -86,6 +86,9 @@ class FakeCrew:
     def stop_leases(self, worker_id: str) -> None:
         self.router.drain(worker_id)
 
+    def suspect(self, incarnation: str) -> None:
+        self.router.suspect(incarnation)
+
     def drain(self, worker_id: str) -> bool:
         process = self.processes[worker_id]
         if process.state is WorkerState.READY:
@@ -285,6 +288,13 @@ def test_a_worker_that_restarts_is_away_until_it_is_ready_again() -> None:
     (worker,) = [worker for worker in stage.supervisor.status().workers if worker.worker_id == "worker-0"]
     assert (worker.stage, worker.num_restarts) == (Stage.READY, 1)
     assert len(stage.crew.launched) == 2
+
+
+def test_an_idle_worker_that_dies_gets_no_leases_before_a_client_finds_out() -> None:
+    scene = Scene().started()
+    scene.crew.processes["worker-0"].life = Life.AWAY
+    scene.ticks(1)
+    assert {scene.lease().worker_id for _ in range(6)} == {"worker-1"}
 
 
 def test_a_worker_lost_for_good_is_replaced_ever_more_slowly_while_that_does_not_help() -> None:
