@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from random import Random
 
 import pytest
-from fakes import Clock, FakeRunner, batch, breaks_on, graph, loader, picture, report, until
+from fakes import Clock, FakeRunner, batch, breaks_on, fake_adapter, graph, loader, picture, report, until
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.metrics import render_prometheus, router_samples
-from cluster.router import Member
+from cluster.dashboard import dashboard
+from cluster.leases import LeaseRequest
+from cluster.metrics import render_prometheus
+from cluster.router import Router
 from encoder.config import EncoderConfig
 from encoder.graph_use import GraphUse
+from encoder.types import ItemShape
 from workers.config import WorkerConfig
 from workers.messages import WorkerState, WorkerStats
 from workers.metric_names import BY_NAME, METRICS, STAGES
@@ -97,20 +104,22 @@ def test_predicted_and_real_cost_stand_side_by_side() -> None:
 
 
 def test_what_the_router_knows_comes_out_too() -> None:
-    def member(name: str, state: WorkerState) -> Member:
-        return Member(
-            worker_id=name, incarnation=name, state=state, error=None, in_flight_ms=1500.0,
-            in_flight_bytes=0, num_leases=3,
-            leasable=state is WorkerState.READY, host="h", gpu_uuid=None,
-        )  # fmt: skip
-
-    members = [member("a", WorkerState.READY), member("b", WorkerState.DRAINING), member("c", WorkerState.READY)]
-    found = parsed(render_prometheus([], router_samples(members, num_asked=9, num_refused=2, num_sent_home=1)))
-    assert found["encpool_workers", ("ready",)] == 2
+    router = Router(
+        fake_adapter(), lease_timeout_s=60, silent_timeout_s=1e9, client_timeout_s=1e9, now_s=Clock(), rng=Random(0)
+    )
+    full = {"graphs": (graph(2, cost_ms=60.0),), "max_queue_ms": 100.0}
+    router.register(report("a", **full))
+    router.register(report("b", state=WorkerState.DRAINING, **full))
+    shape = ItemShape(grids=((1, 10, 10),), num_patches=100, num_tokens=2)
+    router.assign([LeaseRequest(shape=shape)] * 3)
+    found = parsed(render_prometheus([], router.samples()))
+    assert found["encpool_workers", ("ready",)] == 1
     assert found["encpool_workers", ("draining",)] == 1
-    assert found["encpool_workers_leasable", ()] == 2
+    assert found["encpool_workers_leasable", ()] == 1
+    assert found["encpool_leases_asked_total", ()] == 3
     assert found["encpool_leases_refused_total", ()] == 2
-    assert found["encpool_in_flight_seconds", ("a",)] == 1.5
+    assert found["encpool_leases_in_flight", ("a",)] == 1
+    assert found["encpool_in_flight_seconds", ("a",)] == pytest.approx(0.060)
 
 
 def test_a_metric_of_many_workers_has_one_heading() -> None:
@@ -204,3 +213,50 @@ def test_ray_is_told_once_a_second_what_changed(monkeypatch: pytest.MonkeyPatch)
     clock.now += 1
     assert exporter.export(meter.samples)
     assert told == [("encpool_tokens_total", 2, {"worker": "w"})], "what grew, by how much; nothing that stayed"
+
+
+# --- the dashboard ---
+
+DASHBOARD = Path(__file__).parents[2] / "configs/grafana-dashboard.json"
+
+
+def expressions() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def test_the_dashboard_is_the_one_in_the_code() -> None:
+    assert json.loads(DASHBOARD.read_text()) == dashboard(), (
+        "run: python -m cluster.dashboard > configs/grafana-dashboard.json"
+    )
+
+
+def test_the_dashboard_asks_for_names_of_the_list_alone() -> None:
+    asked = {name for text in expressions() for name in re.findall(r"\$\{prefix\}(\w+)", text)}
+    assert asked <= series_names()
+    assert len(re.findall("encpool_", "".join(expressions()))) == len(
+        re.findall(r"\$\{prefix\}encpool_", "".join(expressions()))
+    )
+    assert len(asked) > 20
+
+
+def test_the_dashboard_groups_by_labels_that_its_metrics_have() -> None:
+    labels = {name: metric.labels for metric in METRICS for name in series_names([metric])}
+    for text in expressions():
+        assert text.count("(") == text.count(")"), text
+        for grouped, name in re.findall(r"sum by \(([^)]*)\) \((?:rate\()?\$\{prefix\}(\w+)", text):
+            assert set(grouped.split(", ")) <= {*labels[name], "le"}, text
+
+
+def test_panels_of_the_dashboard_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        assert place["x"] + place["w"] <= 24
+        taken |= cells
