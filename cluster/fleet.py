@@ -86,4 +86,6 @@ def replanning(config: PoolConfig, groups: Sequence[GroupConfig], pool: str, rou
     if not wanted or not config.worker.encoder.graphs:
         return []
     encoder = config.worker.encoder
-    return [Replanner(RayFleet(pool, router), load_adapter(encoder), encoder, config.replan).tick]
+    share = min(group.gpu_share for group in groups)
+    fleet = RayFleet(pool, router)
+    return [Replanner(fleet, load_adapter(encoder), encoder, config.replan, memory_share=share).tick]

@@ -81,11 +81,14 @@ class Replanner:
         encoder: EncoderConfig,
         config: ReplanConfig,
         *,
+        memory_share: float = 1.0,
         now_s: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """`start` runs a function beside us; a thread of its own when left out."""
+        """`memory_share`: of a device, where several workers share one. `start` runs a function beside us; a thread
+        of its own when left out."""
         self._fleet, self._adapter, self._encoder, self._config = fleet, adapter, encoder, config
+        self._memory_share = memory_share
         self._now_s = now_s
         self._start = start or _in_a_thread
         self._next_look_s = now_s() + config.interval_s
@@ -117,6 +120,7 @@ class Replanner:
         logger.info("graphs: %s", note)
 
     def _look(self) -> None:
+        self._next_look_s = self._now_s() + self._config.interval_s  # whatever comes of it
         traffic, reports = self._fleet.traffic(), self._fleet.reports()
         if traffic is None or not reports:
             self._rest("workers or the router did not answer")
@@ -136,7 +140,8 @@ class Replanner:
         gib = self._config.memory_gib
         return survey(
             reports, rates, self._adapter, self._encoder,
-            memory_bytes=None if gib is None else int(gib * 2**30), banned=self._banned,
+            memory_bytes=None if gib is None else int(gib * 2**30), memory_share=self._memory_share,
+            banned=self._banned,
         )  # fmt: skip
 
     def _decide(self, planning: _Planning) -> None:

@@ -53,13 +53,14 @@ class Survey:
         sets = {}
         for room in self.rooms:
             kept = [by_key[key] for key in proposed.sets()[room.worker_id]]
-            for key in sorted(self.current[room.worker_id], key=lambda key: key.token_budget):
-                more = [*kept, by_key[key]]
-                if key not in {one.key for one in kept} and _num_bytes(more) <= room.memory_bytes:
+            held = [by_key[key] for key in self.current[room.worker_id] if key in by_key]
+            for one in sorted(held, key=lambda one: one.capacity.patches):
+                more = [*kept, one]
+                if one not in kept and _num_bytes(more) <= room.memory_bytes:
                     kept = more
-            sets[room.worker_id] = tuple(
-                one.key for one in sorted(kept, key=lambda one: (-one.capacity.patches, str(one.key)))
-            )
+            ordered = sorted(kept, key=lambda one: (-one.capacity.patches, str(one.key)))
+            foreign = [key for key in self.current[room.worker_id] if key not in by_key]
+            sets[room.worker_id] = (*(one.key for one in ordered), *foreign)
         return sets
 
     def keys_of(self, worker_id: str, keys: Collection[GraphKey]) -> tuple[GraphKey, ...]:
@@ -74,6 +75,7 @@ def survey(
     config: EncoderConfig,
     *,
     memory_bytes: int | None = None,
+    memory_share: float = 1.0,
     banned: Collection[GraphKey] = (),
 ) -> Survey:
     """What there is to plan with.
@@ -82,6 +84,7 @@ def survey(
         reports: of the workers to plan for, at least one.
         rates: items per second of each kind.
         memory_bytes: most that graphs may take on a worker, where its own limit is not lower.
+        memory_share: part of its own limit that a worker may use, where several share a device.
         banned: keys, as `Survey` names them, that are not to be captured.
     """
     reference = reports[0]
@@ -96,11 +99,13 @@ def survey(
     return Survey(
         adapter=adapter,
         rates=rates,
-        candidates=tuple(_candidate(key, adapter, known) for key in sorted(wanted, key=str)),
+        candidates=tuple(_candidate(key, adapter, known) for key in sorted(wanted, key=str) if _can_be(key, adapter)),
         rooms=tuple(
             WorkerRoom(
                 worker_id=report.worker_id,
-                memory_bytes=min(memory_bytes or report.graph_limit_bytes, report.graph_limit_bytes),
+                memory_bytes=min(
+                    memory_bytes or report.graph_limit_bytes, int(report.graph_limit_bytes * memory_share)
+                ),
                 speed=speeds[report.worker_id],
             )
             for report in reports
@@ -139,15 +144,16 @@ def _offers(
     largest = keys[0]
     for budget in choose_budgets(item_sizes(rates, adapter), max_graphs=NUM_OWN_BUDGETS):
         key = replace(largest, token_budget=budget)
-        if budget < largest.token_budget and key not in keys and _can_be(key, adapter):
+        if budget < largest.token_budget and key not in keys:
             keys.append(key)
     return keys
 
 
 def _can_be(key: GraphKey, adapter: EncoderAdapter) -> bool:
+    """Whether this adapter knows such a graph: a worker of another group may hold one along other axes."""
     try:
         adapter.capacity(key.axis_keys, key.token_budget)
-    except ConfigError:
+    except (ConfigError, LookupError):
         return False
     return True
 

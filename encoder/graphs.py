@@ -70,7 +70,11 @@ class Graph:
             self._cuda_graph = torch.cuda.CUDAGraph()
             outside = bytes_outside_torch(device)
             # "thread_local": what other threads do while a worker in traffic captures is no business of the capture.
-            with torch.cuda.graph(self._cuda_graph, pool=pool, capture_error_mode="thread_local"):
+            graph = torch.cuda.graph(self._cuda_graph, pool=pool, capture_error_mode="thread_local")
+            with (
+                torch.cuda.stream(torch.cuda.current_stream(device)),
+                graph,
+            ):  # a failed capture must not keep its stream
                 self.output_TE = self._forward()
             recording_bytes = max(0, bytes_outside_torch(device) - outside)
         else:
@@ -161,7 +165,7 @@ class GraphSet:
             )  # fmt: skip
             if self._book.cost_ms(key) is None:
                 self._book.note(key, self._measure_ms(graph))
-        except (RuntimeError, EncoderPoolError) as error:  # torch's out of memory is a RuntimeError
+        except (RuntimeError, EncoderPoolError, LookupError) as error:  # no memory; keys that no axis has
             self.failed[key] = f"{type(error).__name__}: {error}"
             logger.exception("could not capture %s; items that need it run eagerly", key)
             self._clear_cache()

@@ -219,3 +219,17 @@ def test_rare_sizes_of_items_are_rounded_up_to_frequent_ones() -> None:
     assert len(sizes) == 32
     assert max(sizes) == 49 * 64
     assert sum(sizes.values()) == pytest.approx(sum(kinds.values()))
+
+
+def test_a_graph_that_this_adapter_does_not_know_is_left_where_it_is() -> None:
+    foreign = replace(view(64), key=replace(view(64).key, axis_keys=("24x43",)))
+    (only,) = fleet_of([64, 128]).reports() or ()
+    found = survey(
+        [replace(only, graphs=(*only.graphs, foreign), known_graphs=(foreign,))], {LARGE: 3.0}, ADAPTER, ENCODER
+    )
+    assert found.keys_of("w0", found.wanted(found.plan())["w0"])[-1] == foreign.key
+
+
+def test_workers_that_share_a_device_share_its_memory() -> None:
+    found = survey(fleet_of([64], limit_bytes=100).reports() or (), {LARGE: 3.0}, ADAPTER, ENCODER, memory_share=0.5)
+    assert [room.memory_bytes for room in found.rooms] == [50]
