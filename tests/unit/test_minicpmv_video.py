@@ -119,10 +119,11 @@ def test_times_matter(snapshot: Path) -> None:
 
 @pytest.mark.parametrize("version", ["2.6", "4.0", "4.5"])
 def test_a_clip_is_cut_as_its_header_promised(version: str) -> None:
-    runner = runner_of(f"tiny-minicpmv-{version}", graphs=False)
+    config = EncoderConfig(model=f"tiny-minicpmv-{version}")
+    adapter = load_adapter(config)
     data = make_clip(95, (160, 120), fps=25)
-    _, shape = probe_item(data, runner.adapter, runner.config)
-    segments = [segment for part in prepare_item(data, runner.adapter, runner.config) for segment in part]
+    _, shape = probe_item(data, adapter, config)
+    segments = [segment for part in prepare_item(data, adapter, config) for segment in part]
     assert tuple(segment.shape.grid for segment in segments) == shape.grids
     assert len(segments) == {"2.6": 4, "4.0": 4, "4.5": 11}[version]
     assert shape.num_tokens == 64 * len(segments)
@@ -131,12 +132,13 @@ def test_a_clip_is_cut_as_its_header_promised(version: str) -> None:
 
 
 def test_frames_without_times_are_stills() -> None:
-    runner = runner_of("tiny-minicpmv-2.6", graphs=False, max_slice_nums=1)
+    config = EncoderConfig(model="tiny-minicpmv-2.6", max_slice_nums=1)
+    adapter = load_adapter(config)
     data = make_clip(50, (160, 120), fps=25)
-    (first, second) = (segment for part in prepare_item(data, runner.adapter, runner.config) for segment in part)
-    header, _ = probe_item(data, runner.adapter, runner.config)
+    (first, second) = (segment for part in prepare_item(data, adapter, config) for segment in part)
+    header, _ = probe_item(data, adapter, config)
     for segment, frame in zip((first, second), Video(data, header).frames([0, 25]), strict=True):
-        (still,) = runner.adapter.prepare(frame)
+        (still,) = adapter.prepare(frame)
         assert np.array_equal(segment.patches_PC, still.patches_PC)
 
 

@@ -101,7 +101,7 @@ def test_random_weights_depend_on_name_and_seed_alone(shapes: dict[str, tuple[in
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "llava"}, "model_type 'llava' has no adapter; these have: .*minicpmv"),
+        ({"model_type": "whisper"}, "model_type 'whisper' has no adapter; these have: .*minicpmv"),
         ({"model_type": "minicpmv", "version": 2.0}, "MiniCPM-V 2.0 is not supported"),
         ({"model_type": "minicpmv", "version": 2.6}, "lacks 'vision_config'"),
     ],
