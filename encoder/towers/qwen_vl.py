@@ -15,6 +15,7 @@ from torch import Tensor
 from encoder.adapters.qwen_vl_weights import MERGER_NAMES, MLP_NAMES, PREFIX
 from encoder.attention import SelfAttention, self_attention
 from encoder.kernels.elementwise import CENTRE, patches_to_pixels
+from encoder.kernels.gather import add_weighted_rows_
 from encoder.kernels.rotary import rotary_rows, rotary_tables, rotate_
 from encoder.kernels.windows import MAX_WINDOW, window_attention
 from encoder.towers.rotary_vit import Activation, Block, Linear, Norm, activated, run_blocks
@@ -65,8 +66,7 @@ class QwenVLModel:
             )
             for name in ("merger", *(f"deepstack_merger_list.{level}" for level in range(len(sizes.deepstack_layers))))
         )
-        # Float32, as are the weights that its rows are summed with.
-        self.positions = stored.put("pos_embed.weight", torch.float32) if sizes.table_side else None
+        self.positions = stored.put("pos_embed.weight") if sizes.table_side else None
         self._tables: list[tuple[Tensor, Tensor]] = []  # rotary ones; the last is in use
 
     def reserve(self, longest: int) -> None:
@@ -82,10 +82,7 @@ class QwenVLModel:
         weight = self.patch_embed.weight
         x_PD = self.patch_embed.of(patches_to_pixels(inputs["pixels"], width=weight.shape[1], dtype=weight.dtype))
         if self.positions is not None:
-            embedded_PD = F.embedding_bag(
-                inputs["taps"], self.positions, per_sample_weights=inputs["tap_weights"], mode="sum"
-            )
-            x_PD = x_PD + embedded_PD.to(x_PD.dtype)
+            add_weighted_rows_(x_PD, self.positions, inputs["taps"], inputs["tap_weights"])
         h_PD, kept = run_blocks(
             x_PD,
             self.blocks,
@@ -132,8 +129,8 @@ class _Stored:
     def raw(self, name: str) -> Tensor:
         return self._weights[f"{self._prefix}.{name}"]
 
-    def put(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        return self.raw(name).to(self._device, dtype or self._dtype).contiguous()
+    def put(self, name: str) -> Tensor:
+        return self.raw(name).to(self._device, self._dtype).contiguous()
 
     def norm(self, name: str) -> Norm:
         has_bias = f"{self._prefix}.{name}.bias" in self._weights

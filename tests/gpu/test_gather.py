@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from encoder.kernels.gather import add_table_rows_, add_table_rows_reference
+from encoder.kernels.gather import (
+    add_table_rows_,
+    add_table_rows_reference,
+    add_weighted_rows_,
+    add_weighted_rows_reference,
+)
 
 
 @pytest.mark.gpu
@@ -19,3 +24,15 @@ def test_kernel_equals_its_twin(width: int) -> None:
     add_table_rows_(wide[:, :width], tables[0], ids[0], tables[1], ids[1])
     assert torch.equal(wide[:, :width], expected)
     assert torch.equal(wide[:, width:], untouched)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [1152, 1024, 64])
+def test_weighted_rows_equal_their_twin(width: int) -> None:
+    x = torch.randn(517, width, device="cuda").bfloat16()
+    table = torch.randn(2304, width, device="cuda").bfloat16()
+    ids = torch.randint(0, 2304, (517, 4), device="cuda", dtype=torch.int32)
+    weights = torch.rand(517, 4, device="cuda")
+    expected = add_weighted_rows_reference(x, table, ids, weights)
+    add_weighted_rows_(x, table, ids, weights)
+    assert (x.float() - expected.float()).abs().max() <= 2**-7 * expected.float().abs().max()
