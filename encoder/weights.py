@@ -94,7 +94,8 @@ def stored_names(wanted: Iterable[str], stored: Iterable[str]) -> dict[str, str]
 
 
 def _bare(name: str) -> str:
-    return name.removeprefix("model.").replace("vision_model.", "", 1)
+    name = name.removeprefix("model.").replace("vision_model.", "", 1)
+    return name.replace("encoder.patch_embed.", "patch_embed.")  # where transformers saves Kimi's
 
 
 def _shards(snapshot: Path) -> dict[str, str]:

@@ -41,16 +41,28 @@ def naflex(adapter: Any, image: Image.Image) -> dict[str, torch.Tensor]:
     segments, merge = adapter.prepare(image), adapter.family.merge
     shapes = torch.tensor([segment.shape.grid[1:] for segment in segments])
     longest = int(shapes.prod(1).max())
-    pixels, mask = (
-        torch.zeros(len(segments), longest, 3 * adapter.family.patch_size**2),
-        torch.zeros(len(shapes), longest),
-    )
+    pixels = torch.zeros(len(segments), longest, 3 * adapter.family.patch_size**2)
+    mask = torch.zeros(len(segments), longest, dtype=torch.long)
     for index, segment in enumerate(segments):
         _, rows, columns = segment.shape.grid
         squares = normalised(segment.patches_PC, adapter.family).view(rows // merge, columns // merge, merge, merge, -1)
         pixels[index, : rows * columns] = squares.transpose(1, 2).reshape(rows * columns, -1)
         mask[index, : rows * columns] = 1
     return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+
+
+def patches(adapter: Any, image: Image.Image) -> dict[str, torch.Tensor]:
+    """Our patches of an image as Kimi's tower takes them: small pictures in raster order, and the grid."""
+    (segment,), family = adapter.prepare(image), adapter.family
+    _, rows, columns = segment.shape.grid
+    squares = normalised(segment.patches_PC, family).view(rows // 2, columns // 2, 2, 2, -1).transpose(1, 2)
+    pixels = squares.reshape(rows * columns, family.patch_size, family.patch_size, 3).permute(0, 3, 1, 2)
+    return {"pixel_values": pixels, "image_grid_thw": torch.tensor([segment.shape.grid])}
+
+
+def beside(output: Any) -> torch.Tensor:
+    """A tower's tokens and those of its deepstack levels, side by side."""
+    return torch.cat([output.pooler_output, *output.deepstack_features], dim=1)
 
 
 def piece_by_piece(
@@ -211,5 +223,20 @@ CASES = [
         processor="MiniCPMV4_6ImageProcessorPil",
         tokens=lambda model, batch: torch.cat(list(piece_by_piece(model, **batch))),
         num_tokens=lambda batch: batch["target_sizes"].prod(1).sum() // 16,
+    ),
+    Case(
+        preset="tiny-kimi-k2.5",
+        model="Kimi_K25ForConditionalGeneration",
+        ours=patches,
+        tokens=lambda model, batch: torch.cat(model.model.get_image_features(**batch).pooler_output),
+        num_tokens=lambda batch: batch["image_grid_thw"].prod() // 4,
+    ),
+    Case(
+        preset="tiny-cohere-compass",
+        model="CohereCompassForConditionalGeneration",
+        processor="CohereCompassImageProcessorPil",
+        settings={"patch_size": 16},
+        tokens=lambda model, batch: beside(model.model.visual(batch["pixel_values"], batch["image_grid_thw"])),
+        num_tokens=lambda batch: batch["image_grid_thw"].prod() // 4,
     ),
 ]

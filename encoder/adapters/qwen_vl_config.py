@@ -10,7 +10,13 @@ from encoder.errors import ConfigError
 
 Generation = Literal["2", "2.5", "3"]
 
-GENERATIONS: dict[str, Generation] = {"qwen2_vl": "2", "qwen2_5_vl": "2.5", "qwen3_vl": "3", "qwen3_vl_moe": "3"}
+GENERATIONS: dict[str, Generation] = {
+    "qwen2_vl": "2",
+    "qwen2_5_vl": "2.5",
+    "qwen3_vl": "3",
+    "qwen3_vl_moe": "3",
+    "cohere_compass": "3",  # the same tower
+}
 """By the `model_type` of a checkpoint."""
 
 _TOKEN_SIDE = {"2": 28, "2.5": 28, "3": 32}

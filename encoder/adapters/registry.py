@@ -39,6 +39,8 @@ FAMILIES = {
     "pixtral": "encoder.adapters.pixtral:FAMILY",
     "lfm2-vl": "encoder.adapters.lfm2_vl:FAMILY",
     "glm4v": "encoder.adapters.glm4v:FAMILY",
+    "kimi-k2.5": "encoder.adapters.kimi_k25:FAMILY",
+    "cohere-compass": "encoder.adapters.cohere_compass:FAMILY",
     "minicpmv-4.6": "encoder.adapters.minicpmv46:FAMILY",
 }
 

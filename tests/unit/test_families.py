@@ -22,6 +22,7 @@ from PIL import Image
 
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.adapters.tiles import TileAdapter
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
@@ -149,6 +150,8 @@ def test_forward_reads_no_value(preset: str, output: str, monkeypatch: pytest.Mo
         stock_attention, "cross_attention", lambda backend, q, k, v, offsets, *sizes: q.expand(len(offsets) - 1, -1)
     )
     adapter: Any = load_adapter(EncoderConfig.model_validate({"model": preset, "output": output}))
+    if not isinstance(adapter, TileAdapter | GridAdapter):
+        pytest.skip("runs on our own blocks")
     meta = torch.device("meta")
     weights = {name: torch.empty(shape, device=meta) for name, shape in adapter.weight_shapes().items()}
     model = adapter.build(weights, meta, torch.bfloat16, "triton", "native")

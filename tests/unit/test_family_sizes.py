@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers.image_utils import SizeDict
 
+from encoder.adapters.kimi_k25 import KimiK25
 from encoder.adapters.lfm2_vl import Lfm2VL
 from encoder.adapters.llama4 import Llama4
 from encoder.adapters.registry import resolve_model
@@ -64,6 +65,16 @@ def test_lfm2_cuts_as_transformers_does() -> None:
         else:
             assert len(tiles) == 1
     assert large_ones > 40
+
+
+def test_kimi_resizes_as_transformers_does() -> None:
+    theirs = functions_of("kimi_k25/image_processing_kimi_k25.py", {"navit_resize"})["navit_resize"]
+    family = KimiK25({**resolve_model("random-kimi-k2.5").config}, "kimi")
+    limits = {"patch_size": 14, "merge_kernel_size": 2, "max_patches": 16_384, "max_size_per_side": 512}
+    for width, height in random_sizes(200, most=14):
+        (tile,) = family.cut(width, height)
+        resized, padded = theirs(height, width, **limits)
+        assert (tile.resized, tile.size) == ((resized[::-1],), padded[::-1])
 
 
 def random_sizes(count: int, *, least: int = 4, most: int = 12) -> list[tuple[int, int]]:
