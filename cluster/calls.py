@@ -94,6 +94,7 @@ class Calls:
                 result = self._transport.result(ref)
             except (WorkerAway, WorkerLostError):  # it restarts, starts or is closed: it took nothing on board
                 self._leave(call)
+                self._count_retries("away", len(call.items))
                 self._leasing.retry_elsewhere(call.items)
             except WorkerGone as error:
                 self._bury(call, str(error))
@@ -132,6 +133,9 @@ class Calls:
 
     def _settle(self, call: Call, result: EncodeResult) -> None:
         now_s = time.monotonic()
+        at_worker_ms = max((sum(answer.timings_ms.values()) for answer in result.items), default=0.0)
+        on_the_way_s = max(0.0, now_s - call.sent_s - at_worker_ms / 1e3)
+        self._client.meter.observe("encpool_stage_seconds", "transfer", value=on_the_way_s)
         offsets = result.offsets
         for number, (item, answer) in enumerate(zip(call.items, result.items, strict=True)):
             if answer.error is None:
@@ -141,14 +145,19 @@ class Calls:
                 continue
             error = answer.error.to_error()
             if isinstance(error, PoolSaturatedError):
+                self._count_retries("full", 1)
                 again = Refusal(saturated=True, retry_ms=50.0, message=str(error))
                 self._leasing.come_back([item], again, now_s)
             elif isinstance(error, PoolClosedError):
+                self._count_retries("draining", 1)
                 self._leasing.retry_elsewhere([item])
             elif isinstance(error, WorkerLostError):
                 self._blame(item, call, str(error))
             else:
                 self._items.fail(item, error)
+
+    def _count_retries(self, reason: str, num_items: int) -> None:
+        self._client.meter.add("encpool_retries_total", reason, amount=num_items)
 
     def _bury(self, call: Call, reason: str) -> None:
         """The call's worker died, or is as good as dead."""
@@ -167,8 +176,10 @@ class Calls:
         num_deaths = self._client.trials.blame(item.encoded, call.incarnation)
         item.is_suspect, item.refused_s = True, None
         if len(call.items) > 1 or num_deaths < self._config.poison_after:
+            self._count_retries("died", 1)
             self._leasing.retry_elsewhere([item])
             return
+        self._client.meter.add("encpool_quarantines_total")
         name = self._client.trials.quarantine(item.encoded)
         poison = PoisonItemError(f"workers died with item {name} on board, the last one with nothing else: {reason}")
         self._items.fail(item, poison)
@@ -180,5 +191,6 @@ def _to_wire(item: Item, now_s: float) -> EncodeItem:
         lease_id=item.lease.lease_id,
         encoded=item.encoded,
         shape=item.shape,
+        scope=item.scope,
         timeout_s=None if item.deadline_s is None else max(0.0, item.deadline_s - now_s),
     )

@@ -36,6 +36,7 @@ from encoder.errors import (
 from encoder.items import max_item_bytes, probe_item
 from encoder.media import MediaHeader
 from encoder.types import ItemShape
+from workers.metrics import Meter
 from workers.priority import Priority
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class Client:
         self.transport = transport
         self.num_workers = num_workers
         self.closed = False
+        self.meter = Meter("client")
+        self.export: Callable[[], object] = lambda: None  # tells others what the meter counted; called often
         self.client_id = uuid.uuid4().hex
         self.trials = Trials(quarantine_s=config.quarantine_s, tell=transport.quarantine)
         self.presence = Presence(
@@ -93,17 +96,27 @@ class Client:
         )
 
     def encode(
-        self, source: Source, *, timeout_s: float | None = None, priority: str = Priority.INTERACTIVE
+        self,
+        source: Source,
+        *,
+        timeout_s: float | None = None,
+        priority: str = Priority.INTERACTIVE,
+        scope: str = "",
     ) -> Embedding:
         """Encode one image. Raises its typed error."""
-        (outcome,) = self.encode_many([source], timeout_s=timeout_s, priority=priority)
+        (outcome,) = self.encode_many([source], timeout_s=timeout_s, priority=priority, scope=scope)
         if outcome.error is not None:
             raise outcome.error
         assert outcome.embedding is not None
         return outcome.embedding
 
     def encode_many(
-        self, sources: Iterable[Source], *, timeout_s: float | None = None, priority: str = Priority.BATCH
+        self,
+        sources: Iterable[Source],
+        *,
+        timeout_s: float | None = None,
+        priority: str = Priority.BATCH,
+        scope: str = "",
     ) -> Generator[Outcome, None, None]:
         """Encode images as they come and hand out the outcomes in the same order.
 
@@ -114,12 +127,14 @@ class Client:
             timeout_s: deadline of each item, from the moment it is read.
             priority: "interactive" items pass "batch" items that wait, for as long as `batch_patience_s` of the
                 workers says.
+            scope: whose they are: the workers' caches answer them only with what came under the same name.
         """
         from cluster.ordered import encode_in_order
 
         if self.closed:
             raise PoolClosedError("the pool is closed")
-        yield from self._traced(encode_in_order(self, sources, timeout_s=timeout_s, priority=Priority(priority)))
+        outcomes = encode_in_order(self, sources, timeout_s=timeout_s, priority=Priority(priority), scope=scope)
+        yield from self._traced(outcomes)
 
     def _traced(self, outcomes: Generator[Outcome, None, None]) -> Generator[Outcome, None, None]:
         """The same outcomes, noted in the configured trace file."""
@@ -144,7 +159,9 @@ class Client:
     def assign(self, requests: Sequence[LeaseRequest], priority: Priority) -> list[Lease | Refusal]:
         """A lease or a refusal for each request; on the way the router's quarantine is heard."""
         ask = pack(requests, priority=priority, client=self.client_id, edition=self.trials.heard)
+        asked_s = time.monotonic()
         answer = self.transport.lease(ask)
+        self.meter.observe("encpool_stage_seconds", "route", value=time.monotonic() - asked_s)
         self.trials.hear(answer.news)
         return unpack(answer)
 
@@ -152,7 +169,9 @@ class Client:
         """Load a source once and probe its header. Raises BadMediaError, MediaTooLargeError or PoisonItemError."""
         limits = self.config.worker.encoder
         data = read_source(source, max_item_bytes(self.adapter, limits))
+        started_s = time.monotonic()
         header, shape = probe_item(data, self.adapter, limits)
+        self.meter.observe("encpool_stage_seconds", "probe", value=time.monotonic() - started_s)
         encoded = np.frombuffer(data, dtype=np.uint8)
         self.trials.refuse_poison(encoded)
         return encoded, header, shape

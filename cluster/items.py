@@ -18,6 +18,7 @@ from encoder.errors import EncoderPoolError
 from encoder.types import ItemShape
 from workers.cache_keys import content_digest, short_digest
 from workers.messages import EncodeResult, ItemResult
+from workers.metrics import Meter
 from workers.priority import Priority
 
 
@@ -33,6 +34,7 @@ class Item:
     timeout_s: float | None
     on_end: Callable[[Outcome], None]  # called once, in the thread that steps
     priority: Priority = Priority.INTERACTIVE
+    scope: str = ""  # whose it is, for the workers' caches
     not_before_s: float = 0.0
     refused_s: float | None = None  # since when nobody takes it
     is_suspect: bool = False  # it was on a worker that died
@@ -54,7 +56,8 @@ class Item:
 class OpenItems:
     """Counts the open items of a stream, and ends them: each exactly once."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
         self.num_bytes = 0  # encoded
         self.num_ended = 0
         self.progress_s = time.monotonic()  # when the stream last got on
@@ -89,6 +92,7 @@ class OpenItems:
             worker=result.worker_id,
             cached=answer.cached,
         )
+        self._meter.observe("encpool_stage_seconds", "total", value=embedding.timings["total"] / 1e3)
         self._end(item, Outcome(source=item.source, embedding=embedding, error=None))
 
     def fail(self, item: Item, error: EncoderPoolError) -> None:
@@ -100,4 +104,5 @@ class OpenItems:
             return
         self.drop(item)
         self.num_ended += 1
+        self._meter.add("encpool_client_items_total", "ok" if outcome.error is None else type(outcome.error).__name__)
         item.on_end(outcome)

@@ -20,10 +20,10 @@ READ_SLICE_S = 0.02  # reading pauses this often to look after calls
 
 
 def encode_in_order(
-    client: Client, sources: Iterable[Source], *, timeout_s: float | None, priority: Priority
+    client: Client, sources: Iterable[Source], *, timeout_s: float | None, priority: Priority, scope: str = ""
 ) -> Generator[Outcome, None, None]:
     """Outcomes in the order of the sources. All work is done in the caller's thread, whenever it asks for the next."""
-    ordered = _Ordered(client, sources, timeout_s, priority)
+    ordered = _Ordered(client, sources, timeout_s, priority, scope)
     try:
         yield from ordered.outcomes()
     finally:
@@ -33,13 +33,16 @@ def encode_in_order(
 class _Ordered:
     """What was read, what is done, and what was handed out."""
 
-    def __init__(self, client: Client, sources: Iterable[Source], timeout_s: float | None, priority: Priority) -> None:
+    def __init__(
+        self, client: Client, sources: Iterable[Source], timeout_s: float | None, priority: Priority, scope: str
+    ) -> None:
         self.stream = Stream(client)
         self._client = client
         self._config = client.config
         self._sources = enumerate(sources)
         self._timeout_s = timeout_s
         self._priority = priority
+        self._scope = scope
         self._exhausted = False
         self._broken: Exception | None = None  # what the caller's iterator raised
         self._num_read = 0
@@ -100,6 +103,7 @@ class _Ordered:
                     read_s=read_s,
                     timeout_s=self._timeout_s,
                     priority=self._priority,
+                    scope=self._scope,
                     on_end=partial(self._done.__setitem__, index),
                 )
             )

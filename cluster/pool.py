@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import PoolClosedError, WorkerLostError, WorkerStartError
 from workers.priority import Priority
+from workers.ray_metrics import RayExporter
 from workers.samples import Sample
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class EncoderPool:
         self._gate = transport.gate
         adapter = load_adapter(config.worker.encoder)
         self._client = Client(config, adapter, transport, num_workers=transport.num_workers)
+        self._client.export = partial(RayExporter().export, self._client.meter.samples)
 
     @classmethod
     def start(cls, config: PoolConfig | str | Path) -> EncoderPool:
@@ -165,13 +168,23 @@ class EncoderPool:
         return self._client
 
     def encode(
-        self, source: Source, *, timeout_s: float | None = None, priority: str = Priority.INTERACTIVE
+        self,
+        source: Source,
+        *,
+        timeout_s: float | None = None,
+        priority: str = Priority.INTERACTIVE,
+        scope: str = "",
     ) -> Embedding:
         """Encode one image, given as a path or as its bytes. Raises its typed error."""
-        return self._client.encode(source, timeout_s=timeout_s, priority=priority)
+        return self._client.encode(source, timeout_s=timeout_s, priority=priority, scope=scope)
 
     def encode_many(
-        self, sources: Iterable[Source], *, timeout_s: float | None = None, priority: str = Priority.BATCH
+        self,
+        sources: Iterable[Source],
+        *,
+        timeout_s: float | None = None,
+        priority: str = Priority.BATCH,
+        scope: str = "",
     ) -> Generator[Outcome, None, None]:
         """Outcomes in the order of the sources, streamed with bounded memory. See `Client.encode_many`.
 
@@ -180,7 +193,7 @@ class EncoderPool:
         """
         if isinstance(sources, str | bytes | bytearray | memoryview | Path):
             raise TypeError("encode_many takes many paths or bytes objects; encode takes a single one")
-        return self._client.encode_many(sources, timeout_s=timeout_s, priority=priority)
+        return self._client.encode_many(sources, timeout_s=timeout_s, priority=priority, scope=scope)
 
     def members(self) -> list[Member]:
         """The workers as the router knows them. Raises WorkerLostError when it does not answer, PoolClosedError."""
@@ -225,7 +238,7 @@ class EncoderPool:
         stats = self.stats()
         with self._gate:
             router: list[Sample] = ray.get(self._router.samples.remote(), timeout=ROUTER_TIMEOUT_S)
-        return render_prometheus(stats.reports, router, *more)
+        return render_prometheus(stats.reports, router, self._client.meter.samples(), *more)
 
     def scale(self, num_workers: int, group: str | None = None, *, timeout_s: float | None = None) -> None:
         """Change the number of workers, and wait until it is so. Work goes on; who leaves finishes what it has.

@@ -34,7 +34,7 @@ class Stream:
         self._client = client
         self._config = client.config
         self._sleep = sleep
-        self._items = OpenItems()
+        self._items = OpenItems(client.meter)
         self._leasing = Leasing(client, self._items)
         self._calls = Calls(client, self._items, self._leasing)
         self._client.presence.begin()
@@ -57,6 +57,7 @@ class Stream:
             more: other items come at once, so a call that is not full may wait for them.
             wait: if nothing ends in this step, wait until something may have changed, LONGEST_WAIT_S at most.
         """
+        self._client.export()
         num_ended = self._items.num_ended
         self._leasing.ask(self._free_slots(), is_idle=not len(self._calls), more=more)
         self._calls.send()

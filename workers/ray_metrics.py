@@ -7,6 +7,7 @@ takes one value at a time.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
 
 class RayExporter:
-    """Exports one process's metrics. One thread at a time."""
+    """Exports the metrics of one meter. Any thread may call; one at a time exports, the others go on."""
 
     def __init__(self, *, interval_s: float = 1.0, now_s: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = interval_s
         self._now_s = now_s
         self._next_s = float("-inf")
+        self._lock = threading.Lock()
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -33,12 +35,15 @@ class RayExporter:
     def export(self, samples: Callable[[], Iterable[Sample]]) -> bool:
         """Tell Ray what changed, unless it was told within the interval; whether it was told now."""
         now_s = self._now_s()
-        if now_s < self._next_s:
+        if now_s < self._next_s or not self._lock.acquire(blocking=False):
             return False
-        self._next_s = now_s + self._interval_s
-        for sample in samples():
-            for name, labels, value in series(sample):
-                self._tell(name, labels, value, BY_NAME[sample.name].kind == "counter", BY_NAME[sample.name].help)
+        try:
+            self._next_s = now_s + self._interval_s
+            for sample in samples():
+                for name, labels, value in series(sample):
+                    self._tell(name, labels, value, BY_NAME[sample.name].kind == "counter", BY_NAME[sample.name].help)
+        finally:
+            self._lock.release()
         return True
 
     def _tell(self, name: str, labels: dict[str, str], value: float, is_counter: bool, help: str) -> None:

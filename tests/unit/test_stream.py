@@ -33,6 +33,7 @@ from encoder.errors import (
 )
 from workers.messages import EncodeBatch, EncodeResult, ErrorNote
 from workers.priority import Priority
+from workers.samples import Distribution
 
 
 def check(pictures: Sequence[bytes], outcomes: Iterator[Any]) -> None:
@@ -426,3 +427,42 @@ def test_cancelled_items_leave_no_lease_and_end_no_more() -> None:
     assert all(outcome.error is None for outcome in ended)
     assert stream.open_bytes == 0
     assert pool.in_flight_ms() == 0
+
+
+def test_what_a_client_did_is_counted_and_told_at_every_step() -> None:
+    pool = FakePool("ab")
+    killed = iter([True])
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        if next(killed, False):
+            pool.restart(worker_id)
+            raise WorkerGone("killed")
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    ours = client(pool)
+    told: list[int] = []
+    ours.export = lambda: told.append(len(ours.meter.samples()))
+    assert all(outcome.error is None for outcome in ours.encode_many(PICTURES[:6]))
+    found = {(sample.name, *sample.labels): sample.value for sample in ours.meter.samples()}
+    assert found["encpool_client_items_total", "client", "ok"] == 6
+    assert isinstance(retries := found["encpool_retries_total", "client", "died"], float | int)
+    assert retries >= 1
+    for stage, least in {"probe": 6, "route": 2, "transfer": 2, "total": 6}.items():
+        seen = found["encpool_stage_seconds", "client", stage]
+        assert isinstance(seen, Distribution)
+        assert seen.num_observations >= least
+    assert told
+
+
+def test_a_scope_travels_with_each_item() -> None:
+    pool = FakePool("a")
+    scopes: set[str] = set()
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        scopes.update(item.scope for item in batch.items)
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    list(client(pool).encode_many(PICTURES[:2], scope="tenant"))
+    assert scopes == {"tenant"}
