@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cluster.commands import bench, encode, look, plan, serve, standing
+from cluster.commands import bench, encode, look, plan, serve, standing, trace
 from cluster.commands.arguments import FAILED, INTERRUPTED, WRONG_USAGE
 from encoder.errors import ConfigError, EncoderPoolError, WeightsError
 
-COMMANDS = (encode, standing, serve, look, plan, bench)  # in the order of the help
+COMMANDS = (encode, standing, serve, look, trace, plan, bench)  # in the order of the help
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from cluster import local_ray
 from cluster.client import Client, Embedding, Outcome, Source
 from cluster.config import PoolConfig, load_config
-from cluster.fleet import replanning
+from cluster.fleet import RayFleet, replanning
 from cluster.launching import RayCrew
 from cluster.metrics import render_prometheus
 from cluster.roster import ROUTER, Roster, find_actor
@@ -30,6 +30,7 @@ from cluster.supervisor import Supervisor
 from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import PoolClosedError, WorkerLostError, WorkerStartError
+from workers.messages import TracedItem
 from workers.priority import Priority
 from workers.ray_metrics import RayExporter
 from workers.samples import Sample
@@ -224,6 +225,14 @@ class EncoderPool:
                 except RayError as error:
                     logger.info("a worker does not report: %s", type(error).__name__)
         return PoolStats(num_workers=len(self._roster), members=tuple(members), reports=tuple(reports))
+
+    def take_trace(self) -> tuple[TracedItem, ...]:
+        """What was encoded since the last call, by whomever: for one caller at a time, who calls every few seconds.
+
+        Raises PoolClosedError.
+        """
+        with self._gate:
+            return RayFleet(self.name, self._router).take_trace()
 
     def status(self) -> PoolStatus:
         """The workers as their supervisor sees them. Raises as `members` does."""

@@ -71,10 +71,8 @@ class Graph:
             outside = bytes_outside_torch(device)
             # "thread_local": what other threads do while a worker in traffic captures is no business of the capture.
             graph = torch.cuda.graph(self._cuda_graph, pool=pool, capture_error_mode="thread_local")
-            with (
-                torch.cuda.stream(torch.cuda.current_stream(device)),
-                graph,
-            ):  # a failed capture must not keep its stream
+            # The outer one restores the stream, which a capture that fails would leave at its own.
+            with torch.cuda.stream(torch.cuda.current_stream(device)), graph:
                 self.output_TE = self._forward()
             recording_bytes = max(0, bytes_outside_torch(device) - outside)
         else:

@@ -115,7 +115,7 @@ def run_status(parsed: argparse.Namespace) -> int:
     """Print how a pool stands."""
     from cluster.status_table import status_json, status_table
 
-    with _connected(parsed.pool) as pool:
+    with connected(parsed.pool) as pool:
         status, stats = pool.status(), pool.stats()
     if parsed.json:
         print(json.dumps(status_json(status, stats), indent=2))
@@ -128,14 +128,14 @@ def run_top(parsed: argparse.Namespace) -> int:
     """Show how a pool stands, again and again."""
     from cluster.top import watch_pool
 
-    with _connected(parsed.pool) as pool:
+    with connected(parsed.pool) as pool:
         watch_pool(pool, every_s=parsed.every)
     return OK
 
 
 def run_scale(parsed: argparse.Namespace) -> int:
     """Change the number of workers."""
-    with _connected(parsed.pool) as pool:
+    with connected(parsed.pool) as pool:
         _say(f"scaling pool {pool.name!r} to {parsed.num_workers} workers ...")
         pool.scale(parsed.num_workers, parsed.group)
         workers = ", ".join(worker.worker_id for worker in pool.status().workers)
@@ -145,7 +145,7 @@ def run_scale(parsed: argparse.Namespace) -> int:
 
 def run_drain(parsed: argparse.Namespace) -> int:
     """Take a worker away."""
-    with _connected(parsed.pool) as pool:
+    with connected(parsed.pool) as pool:
         pool.drain(parsed.worker, replace=parsed.replace)
         workers = ", ".join(worker.worker_id for worker in pool.status().workers)
     print(f"{parsed.worker} has left; pool {pool.name!r} has {workers or 'no workers'}")
@@ -176,7 +176,8 @@ def run_down(parsed: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _connected(name: str | None) -> Iterator[EncoderPool]:
+def connected(name: str | None) -> Iterator[EncoderPool]:
+    """The pool of this name, or the only one there is. Raises ConfigError when that is not clear."""
     from cluster import local_ray
     from cluster.pool import EncoderPool
 

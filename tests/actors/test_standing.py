@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from cluster.processes import born
 from cluster.roster import SUPERVISOR, find_actor, parts_of, pools_here
 from cluster.standing import end_pool, raise_pool
 from cluster.status import Stage
+from cluster.traces import read_trace
 from encoder.errors import ConfigError, PoolClosedError, WorkerStartError
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +111,29 @@ def test_two_programs_use_a_pool_that_grows_and_shrinks_and_nothing_is_lost(
 
 def _workers_of(outcomes: list[Outcome]) -> set[str]:
     return {outcome.embedding.worker for outcome in outcomes if outcome.embedding is not None}
+
+
+def test_what_a_standing_pool_encodes_is_recorded_by_a_command_beside_it(
+    nodes: Cluster, standing: str, pictures: list[Path], tmp_path: Path
+) -> None:
+    trace = tmp_path / "traffic.trace"
+    command = [
+        sys.executable, "-m", "cluster.cli", "trace", "--pool", standing, "--out", str(trace), "--duration", "600",
+    ]  # fmt: skip
+    recorder = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "RAY_ADDRESS": nodes.address}, text=True, stdout=subprocess.PIPE
+    )
+    with EncoderPool.connect(standing, nodes.address) as pool, Load(pool, pictures):
+        until(
+            lambda: (trace.exists() and trace.stat().st_size > 1000) or recorder.poll() is not None, "nothing recorded"
+        )
+    recorder.send_signal(signal.SIGINT)
+    said, _ = recorder.communicate(timeout=30)
+    assert recorder.returncode == 0
+    records = list(read_trace(trace))
+    assert f"{len(records)} items of pool 'standing' recorded" in said
+    assert {one.model for one in records} == {"tiny-minicpmv-2.6"}
+    assert all(one.graphs and one.ms > 0 for one in records)
 
 
 def test_a_name_in_use_is_refused_and_an_unknown_one_is_told_the_others(standing: str) -> None:
