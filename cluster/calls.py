@@ -15,10 +15,13 @@ from cluster.leases import Refusal
 from cluster.leasing import MAX_RETRY_S, Leasing
 from cluster.transport import WorkerAway, WorkerGone
 from encoder.errors import EncoderPoolError, PoisonItemError, PoolClosedError, PoolSaturatedError, WorkerLostError
+from workers import spans
 from workers.messages import EncodeBatch, EncodeItem, EncodeResult
 from workers.priority import Priority
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from cluster.client import Client
 
 
@@ -33,6 +36,7 @@ class Call:
     sent_s: float
     priority: Priority
     is_trial: bool  # its one item was on a dying worker
+    span: Span | None = None  # from its start to its answer
 
 
 class Calls:
@@ -70,18 +74,21 @@ class Calls:
         now_s = time.monotonic()
         call_id = f"{self._name}-{next(self._numbers)}"
         first = items[0]
+        span = spans.start("encpool.call", first.trace, worker=worker_id, items=len(items))
         batch = EncodeBatch(
             call_id=call_id,
             items=tuple(_to_wire(item, now_s) for item in items),
             priority=first.priority,
+            trace=spans.header(span),
             client=self._client.client_id,
         )
         assert first.lease is not None
         is_trial = first.is_suspect
-        call = Call(call_id, worker_id, first.lease.incarnation, items, now_s, first.priority, is_trial)
+        call = Call(call_id, worker_id, first.lease.incarnation, items, now_s, first.priority, is_trial, span)
         try:
             self._calls[self._transport.start(worker_id, batch)] = call
         except PoolSaturatedError as error:
+            spans.end(span)
             self._leasing.give_back(items)
             again = Refusal(saturated=True, retry_ms=MAX_RETRY_S * 1e3, message=str(error))
             self._leasing.come_back(items, again, now_s, behind_own=bool(self._calls))
@@ -90,6 +97,7 @@ class Calls:
         """Take in what is done; wait for the first call to be so, at most so long."""
         for ref in self._transport.wait(list(self._calls), wait_s):
             call = self._calls.pop(ref)
+            spans.end(call.span)
             try:
                 result = self._transport.result(ref)
             except (WorkerAway, WorkerLostError):  # it restarts, starts or is closed: it took nothing on board
@@ -109,6 +117,7 @@ class Calls:
         overdue = [ref for ref, call in self._calls.items() if now_s - call.sent_s > self._config.call_timeout_s]
         for ref in overdue:
             call = self._calls.pop(ref)
+            spans.end(call.span)
             self._transport.cancel(call.worker_id, call.call_id)
             self._bury(call, f"no answer within {self._config.call_timeout_s:g} s")
             self._end_trial(call)
@@ -123,6 +132,7 @@ class Calls:
     def clear(self) -> None:
         """Drop what is queued at the workers."""
         for call in self._calls.values():
+            spans.end(call.span)
             self._transport.cancel(call.worker_id, call.call_id)
             self._end_trial(call)
         self._calls.clear()

@@ -36,6 +36,7 @@ from encoder.errors import (
 from encoder.items import max_item_bytes, probe_item
 from encoder.media import MediaHeader
 from encoder.types import ItemShape
+from workers import spans
 from workers.metrics import Meter
 from workers.priority import Priority
 
@@ -156,11 +157,12 @@ class Client:
                     )
                 yield outcome
 
-    def assign(self, requests: Sequence[LeaseRequest], priority: Priority) -> list[Lease | Refusal]:
+    def assign(self, requests: Sequence[LeaseRequest], priority: Priority, *, trace: str = "") -> list[Lease | Refusal]:
         """A lease or a refusal for each request; on the way the router's quarantine is heard."""
-        ask = pack(requests, priority=priority, client=self.client_id, edition=self.trials.heard)
         asked_s = time.monotonic()
-        answer = self.transport.lease(ask)
+        with spans.span("encpool.lease", trace, items=len(requests)) as here:
+            ask = pack(requests, priority=priority, client=self.client_id, edition=self.trials.heard, trace=here)
+            answer = self.transport.lease(ask)
         self.meter.observe("encpool_stage_seconds", "route", value=time.monotonic() - asked_s)
         self.trials.hear(answer.news)
         return unpack(answer)

@@ -16,6 +16,7 @@ from cluster.client import Embedding, Outcome, Source
 from cluster.leases import Lease
 from encoder.errors import EncoderPoolError
 from encoder.types import ItemShape
+from workers import spans
 from workers.cache_keys import content_digest, short_digest
 from workers.messages import EncodeResult, ItemResult
 from workers.metrics import Meter
@@ -41,6 +42,7 @@ class Item:
     exclude: set[str] = field(default_factory=set)
     lease: Lease | None = None
     is_open: bool = True
+    trace: str = field(default_factory=spans.current)  # what its owner was doing
 
     @cached_property
     def digest(self) -> int:

@@ -58,6 +58,7 @@ class Ask(NamedTuple):
     priority: Priority = Priority.BATCH
     client: str = ""  # who asks
     edition: Edition | None = None  # of the quarantine that it knows
+    trace: str = ""  # context of the client's span: see workers/spans.py
 
 
 class Answer(NamedTuple):
@@ -74,6 +75,7 @@ def pack(
     priority: Priority = Priority.BATCH,
     client: str = "",
     edition: Edition | None = None,
+    trace: str = "",
 ) -> Ask:
     """Requests as they travel."""
     numbers: dict[tuple[Grid, ...], int] = {}
@@ -87,6 +89,7 @@ def pack(
         priority=priority,
         client=client,
         edition=edition,
+        trace=trace,
     )
 
 

@@ -71,7 +71,7 @@ class Leasing:
             )
             for item in ripe
         ]
-        answers = self._client.assign(requests, priority)
+        answers = self._client.assign(requests, priority, trace=ripe[0].trace)
         taken: set[Item] = set()
         for item, answer in zip(ripe, answers, strict=True):
             if isinstance(answer, Lease):

@@ -26,6 +26,7 @@ from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig
 from encoder.types import Grid
+from workers import spans
 from workers.costs import CostTable
 from workers.messages import Beat, ErrorNote, Heard, TracedItem, WorkerReport, WorkerState
 from workers.priority import Priority
@@ -257,9 +258,10 @@ class Router:
 
     def lease(self, ask: Ask) -> Answer:
         """The same as it travels."""
-        self.expire()
-        home = self._home if self._homes.any_open else None
-        answer = self._ledger.lease(ask, self._index.plan, home)
+        with spans.span("encpool.route", ask.trace, items=len(ask.which)):
+            self.expire()
+            home = self._home if self._homes.any_open else None
+            answer = self._ledger.lease(ask, self._index.plan, home)
         news = self._quarantine.news(ask.edition)
         return answer if news is None else answer._replace(news=news)
 
@@ -321,6 +323,7 @@ class RouterActor(Router):
             silent_timeout_s=silent_timeout_s,
             client_timeout_s=client_timeout_s,
         )
+        spans.set_up("encpool-router")
         self._exporter = RayExporter()
 
     def beat(self, beat: Beat) -> Heard:

@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from encoder.types import GraphKey
+from workers import spans
 from workers.config import WorkerConfig
 from workers.messages import Beat, EncodeBatch, EncodeResult, Heard, WorkerReport, WorkerState, WorkerStats
 from workers.metrics import samples_of
@@ -49,6 +50,7 @@ class EncoderWorkerActor:
 
         if config.torch_threads is not None:
             torch.set_num_threads(config.torch_threads)
+        spans.set_up("encpool-worker")
         self._router = ray.get_actor(router_name, namespace=namespace)
         self._exporter = RayExporter()
         self._interval_s = config.report_interval_s

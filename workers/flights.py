@@ -165,4 +165,5 @@ class Flights:
         if not waiter.cached:  # the one for whom it ran
             waiter.graphs, waiter.misses = work.graphs, work.misses
             waiter.timings_ms |= work.timings_ms
+            waiter.started_s = work.started_s
         waiter.complete(work.outputs)

@@ -67,6 +67,7 @@ class EncodeBatch:
     call_id: str  # names the call for `cancel`
     items: tuple[EncodeItem, ...]
     priority: Priority = Priority.BATCH
+    trace: str = ""  # context of the caller's span: see spans.py
     client: str = ""  # whose call it is; empty: of somebody who is never given up
 
 

@@ -32,6 +32,7 @@ from encoder.errors import (
 )
 from encoder.runner import EncoderRunner
 from encoder.types import GraphKey
+from workers import spans
 from workers.batcher import Batcher
 from workers.cache import CacheStats, EmbeddingCache
 from workers.cache_keys import content_digest, embedding_key, runner_fingerprint
@@ -126,6 +127,15 @@ class EncoderWorker:
         gpu = self._gpu
         if gpu is None:
             raise WorkerLostError(f"{self.worker_id} is {self._state}")
+        with spans.span("encpool.encode", batch.trace, worker=self.worker_id, items=len(batch.items)) as here:
+            jobs = self._run(batch, gpu)
+            for job in jobs:
+                record_stages(job, here)
+            self.tracer.note(jobs, batch.items)
+            return self._answer(jobs, gpu.runner)
+
+    def _run(self, batch: EncodeBatch, gpu: GpuLoop) -> list[Job]:
+        """Jobs of a call's items, all of them settled."""
         jobs = [self._job(item, gpu, batch.priority) for item in batch.items]
         self._calls.open(batch, jobs)
         try:
@@ -136,8 +146,7 @@ class EncoderWorker:
                 job.wait()
         finally:
             self._calls.close(batch)
-        self.tracer.note(jobs, batch.items)
-        return self._answer(jobs, gpu.runner)
+        return jobs
 
     def cancel(self, call_id: str, numbers: Sequence[int] | None = None) -> None:
         """Drop what a call, or only these items of it, still has in the queue; the items fail."""
@@ -397,6 +406,16 @@ def load_runner(config: WorkerConfig) -> EncoderRunner:
     if device == "cuda" and not torch.cuda.is_available():
         raise WorkerStartError("worker.device is cuda and this process sees no GPU; use cpu or auto")
     return EncoderRunner.from_config(config.encoder, "cuda:0" if device == "cuda" else "cpu")
+
+
+def record_stages(job: Job, trace: str) -> None:
+    """Spans of an item's stages, of one that ran here and now."""
+    if not trace or job.started_s is None:
+        return
+    decode_ms, wait_ms = job.timings_ms.get("decode", 0.0), job.timings_ms.get("wait", 0.0)
+    spans.past("decode", trace, job.started_s - (wait_ms + decode_ms) / 1e3, decode_ms)
+    spans.past("wait", trace, job.started_s - wait_ms / 1e3, wait_ms)
+    spans.past("replay", trace, job.started_s, job.timings_ms.get("replay", 0.0), graphs=" + ".join(job.graphs))
 
 
 def row_bytes(runner: EncoderRunner) -> int:

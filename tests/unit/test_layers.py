@@ -51,6 +51,7 @@ WITHOUT_TORCH = [
     "workers.metric_names",
     "workers.metrics",
     "workers.prometheus",
+    "workers.spans",
     "cluster",
     "cluster.affinity",
     "cluster.autoscaling",
