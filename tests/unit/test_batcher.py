@@ -160,6 +160,35 @@ def test_decoding_pauses_while_too_much_waits() -> None:
     assert batcher.num_waiting == 1
 
 
+def test_later_parts_of_a_clip_wait_for_room_and_its_last_segment_settles_it() -> None:
+    batcher = make_batcher(max_ready_patches=10)
+    job = admitted(batcher)
+    batcher.push(job, segments(8, 8), num_segments=3)
+    pushing = threading.Thread(target=batcher.push, args=(job, segments(4)), kwargs={"first": 2, "num_segments": 3})
+    pushing.start()
+    pushing.join(timeout=0.2)
+    assert pushing.is_alive(), "16 patches wait where 10 may"
+    run(batcher.take(oldest(2), wait_s=0))
+    pushing.join(timeout=10)
+    assert not pushing.is_alive()
+    assert not job.settled
+    run(batcher.take(oldest(1), wait_s=0))
+    assert job.settled
+    assert len(job.outputs) == 3
+
+
+def test_a_clip_that_nobody_awaits_is_decoded_no_further() -> None:
+    batcher = make_batcher(max_ready_patches=10)
+    job = admitted(batcher)
+    batcher.push(job, segments(16), num_segments=2)
+    pushing = threading.Thread(target=batcher.push, args=(job, segments(4)), kwargs={"first": 1, "num_segments": 2})
+    pushing.start()
+    job.fail(EncodeError("cancelled"))
+    pushing.join(timeout=10)
+    assert not pushing.is_alive()
+    assert batcher.num_waiting == 1, "only the part before it"
+
+
 def test_a_decoding_thread_ends_with_the_queue() -> None:
     batcher = make_batcher()
     thread = threading.Thread(target=batcher.next_decode)

@@ -6,6 +6,7 @@ import ast
 import json
 import math
 import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +219,24 @@ def test_the_shortest_clips_have_a_segment(preset: str, num_frames: int) -> None
     segments = [segment for part in prepare_item(data, adapter, config) for segment in part]
     assert tuple(segment.shape.grid for segment in segments) == shape.grids
     assert len(segments) in (1, 2)
+
+
+def test_a_clip_is_decoded_no_further_than_its_next_segment() -> None:
+    adapter = make_adapter("tiny-qwen2.5-vl")
+    data = make_clip(30, (64, 64), fps=2)
+    header, _ = probe_item(data, adapter, EncoderConfig(model="tiny-qwen2.5-vl"))
+    given: list[int] = []
+
+    class CountedClip(Video):
+        def frames(self, numbers: Sequence[int]) -> Iterator[Image.Image]:
+            for number, frame in enumerate(super().frames(numbers)):
+                given.append(number)
+                yield frame
+
+    segments = adapter.prepare_video(CountedClip(data, header))
+    for count in (1, 2, 3):
+        next(segments)
+        assert len(given) == 2 * count
 
 
 def test_frames_may_be_asked_for_by_number() -> None:
