@@ -4,8 +4,8 @@
     |-- ConfigError (ValueError)        a configuration, model name or axis that cannot work
     |-- WeightsError (ValueError)       a checkpoint with missing, misshapen or unreadable tensors
     |-- ItemError                       one item cannot be encoded; its neighbours are unaffected
-    |   |-- BadMediaError (ValueError)      not an image we read, damaged, or unreadable from disk
-    |   |-- MediaTooLargeError (ValueError) over the limit of bytes or pixels
+    |   |-- BadMediaError (ValueError)      no image or video we read, damaged, or unreadable from disk
+    |   |-- MediaTooLargeError (ValueError) over the limit of bytes, pixels or seconds
     |   |-- PoisonItemError                 it was on two workers that died: encoded nowhere again
     |   |-- EncodeError                     the encoder itself failed on this item
     |   `-- DeadlineError                   its deadline passed before it ran
@@ -48,11 +48,11 @@ class ItemError(EncoderPoolError):
 
 
 class BadMediaError(ItemError, ValueError):
-    """Not an image we read, damaged, or unreadable from disk."""
+    """No image or video we read, damaged, or unreadable from disk."""
 
 
 class MediaTooLargeError(ItemError, ValueError):
-    """Over the limit of bytes or pixels."""
+    """Over the limit of bytes, pixels or seconds."""
 
 
 class PoisonItemError(ItemError):

@@ -65,10 +65,11 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _encode_here(parsed: argparse.Namespace, config: PoolConfig, pool: EncoderPool | PoolConfig) -> RunSummary:
     from cluster.sources import find_sources
-    from encoder.adapters.registry import resolve_model
+    from encoder.adapters.base import TakesVideo
+    from encoder.adapters.registry import load_adapter
 
-    takes = resolve_model(config.worker.encoder.model).family.modalities
-    sources = find_sources(parsed.paths, videos="video" in takes)
+    adapter = load_adapter(config.worker.encoder)
+    sources = find_sources(parsed.paths, videos=isinstance(adapter, TakesVideo))
     from cluster.encode_files import encode_files
 
     return encode_files(sources, parsed.out, pool, overwrite=parsed.overwrite)
