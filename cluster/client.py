@@ -8,6 +8,7 @@ stream.py).
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 import uuid
@@ -37,6 +38,7 @@ from encoder.items import max_item_bytes, probe_item
 from encoder.media import MediaHeader
 from encoder.types import ItemShape
 from workers import spans
+from workers.config import WorkerConfig
 from workers.metrics import Meter
 from workers.priority import Priority
 
@@ -82,8 +84,11 @@ class Client:
         transport: Transport,
         *,
         num_workers: Callable[[], int],
+        model: str = "",
     ) -> None:
+        """`model` is the name of one of the pool's models; without one, the first."""
         self.config = config
+        self.model = model
         self.adapter = adapter
         self.transport = transport
         self.num_workers = num_workers
@@ -95,6 +100,13 @@ class Client:
         self.presence = Presence(
             lambda: transport.hello(self.client_id), interval_s=config.client_timeout_s / HELLOS_PER_TIMEOUT
         )
+
+    def of(self, worker: WorkerConfig, adapter: EncoderAdapter) -> Client:
+        """A client of the same pool for the model that this worker section names; it shares all but the model."""
+        other = copy.copy(self)
+        other.config = self.config.model_copy(update={"worker": worker})
+        other.adapter, other.model = adapter, worker.encoder.model
+        return other
 
     def encode(
         self,
@@ -161,7 +173,14 @@ class Client:
         """A lease or a refusal for each request; on the way the router's quarantine is heard."""
         asked_s = time.monotonic()
         with spans.span("encpool.lease", trace, items=len(requests)) as here:
-            ask = pack(requests, priority=priority, client=self.client_id, edition=self.trials.heard, trace=here)
+            ask = pack(
+                requests,
+                priority=priority,
+                client=self.client_id,
+                edition=self.trials.heard,
+                trace=here,
+                model=self.model,
+            )
             answer = self.transport.lease(ask)
         self.meter.observe("encpool_stage_seconds", "route", value=time.monotonic() - asked_s)
         self.trials.hear(answer.news)

@@ -14,10 +14,17 @@ from pydantic_core import ErrorDetails
 from cluster.gateway.config import GatewayConfig
 from cluster.groups import SHARED, AutoscaleConfig, GroupConfig, inherit, starts_within
 from cluster.replan_config import ReplanConfig
+from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
 from workers.config import WorkerConfig
 
 MIN_WINDOW = 256  # items
+MAY_DIFFER = {
+    "dtype", "precision", "graphs", "layouts", "token_budgets", "traffic", "max_segments_per_graph", "attention",
+    "eager_patches",
+}  # fmt: skip
+"""What workers with the same model may have apart: how they compute, not what."""
+
 MAX_S = 1e6  # threads cannot wait for ever longer: some eleven days are as good
 
 
@@ -126,6 +133,14 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
         return max(MIN_WINDOW, num_workers * self.calls_per_worker * self.items_per_call * 3 // 2)
 
     @property
+    def encoders(self) -> dict[str, EncoderConfig]:
+        """One for each model that the groups name, in their order. Where groups share a model, the first one's."""
+        encoders: dict[str, EncoderConfig] = {}
+        for group in self.worker_groups:
+            encoders.setdefault(group.worker.encoder.model, group.worker.encoder)
+        return encoders
+
+    @property
     def worker_groups(self) -> tuple[GroupConfig, ...]:
         """The groups; without any, the one that the top level describes."""
         if self.groups:
@@ -147,6 +162,21 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
         num_workers, total = others.data.get("num_workers"), sum(group.num_workers for group in groups)
         if groups and num_workers is not None and num_workers != total:
             raise ValueError(f"they have {total} workers together, num_workers says {num_workers}; leave that out")
+        return groups
+
+    @field_validator("groups")
+    @classmethod
+    def _groups_of_a_model_agree(cls, groups: tuple[GroupConfig, ...]) -> tuple[GroupConfig, ...]:
+        first: dict[str, GroupConfig] = {}
+        for group in groups:
+            encoder = group.worker.encoder
+            other = first.setdefault(encoder.model, group)
+            for key in sorted(EncoderConfig.model_fields.keys() - MAY_DIFFER):
+                if getattr(encoder, key) != getattr(other.worker.encoder, key):
+                    raise ValueError(
+                        f"{other.name} and {group.name} have the same model and must agree on worker.encoder.{key}, "
+                        f"or its results would depend on the worker"
+                    )
         return groups
 
     @field_validator("autoscale")

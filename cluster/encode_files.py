@@ -39,7 +39,12 @@ class RunSummary:
 
 
 def encode_files(
-    sources: Sequence[Source], out: Path, pool: EncoderPool | PoolConfig, *, overwrite: bool = False
+    sources: Sequence[Source],
+    out: Path,
+    pool: EncoderPool | PoolConfig,
+    *,
+    model: str | None = None,
+    overwrite: bool = False,
 ) -> RunSummary:
     """Encode every source and write what came of it, in the order of the sources. The pool is closed at the end.
 
@@ -48,20 +53,22 @@ def encode_files(
 
     Args:
         pool: a pool, or what to start one with.
+        model: one of the pool's, where it has several.
     """
     check_directory(out, overwrite=overwrite)
     config = pool if isinstance(pool, PoolConfig) else pool.config
-    num, model = config.num_workers, config.worker.encoder.model
+    num, models = config.num_workers, list(config.encoders)
     if isinstance(pool, PoolConfig):
-        print(f"encpool: starting {num} worker{'s' * (num != 1)} with {model} ...", file=sys.stderr, flush=True)
-    metadata = {"format": "pt", "model": model, "encpool": _version()}
+        names = ", ".join(models)
+        print(f"encpool: starting {num} worker{'s' * (num != 1)} with {names} ...", file=sys.stderr, flush=True)
+    metadata = {"format": "pt", "model": model or models[0], "encpool": _version()}
     with (
         EncoderPool.start(pool) if isinstance(pool, PoolConfig) else pool as pool,
         _sigterm_as_interrupt(),
         OutputWriter(out, metadata=metadata) as output,
         EncodeProgress(len(sources), pool.stats) as progress,
     ):
-        outcomes = pool.encode_many(source.path for source in sources)
+        outcomes = pool.encode_many((source.path for source in sources), model=model)
         for source, outcome in zip(sources, outcomes, strict=True):
             output.write(source, outcome)
             progress.advance(None if outcome.error is None else _naming(source.path, str(outcome.error)))

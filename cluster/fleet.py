@@ -83,8 +83,8 @@ def replanning(config: PoolConfig, groups: Sequence[GroupConfig], pool: str, rou
     wanted = config.replan.enabled
     if wanted == "auto":
         wanted = any(group.worker.device == "cuda" for group in groups)
-    if not wanted or not config.worker.encoder.graphs:
-        return []
+    if not wanted or not config.worker.encoder.graphs or len(config.encoders) > 1:
+        return []  # traffic is counted for one model
     encoder = config.worker.encoder
     share = min(group.gpu_share for group in groups)
     fleet = RayFleet(pool, router)

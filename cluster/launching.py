@@ -76,7 +76,7 @@ class RayCrew:
             ray.remote(num_cpus=0, max_restarts=-1)(RouterActor)
             .options(name=actor_name(self.name, ROUTER), namespace=NAMESPACE, get_if_exists=True, **self._lifetime)
             .remote(
-                self._config.worker.encoder,
+                list(self._config.encoders.values()),
                 lease_timeout_s=self._config.lease_timeout_s,
                 client_timeout_s=self._config.client_timeout_s,
                 silent_timeout_s=self._config.silent_timeout_s,

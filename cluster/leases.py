@@ -59,6 +59,7 @@ class Ask(NamedTuple):
     client: str = ""  # who asks
     edition: Edition | None = None  # of the quarantine that it knows
     trace: str = ""  # context of the client's span: see workers/spans.py
+    model: str = ""  # of the pool's; the first one's without a name
 
 
 class Answer(NamedTuple):
@@ -76,6 +77,7 @@ def pack(
     client: str = "",
     edition: Edition | None = None,
     trace: str = "",
+    model: str = "",
 ) -> Ask:
     """Requests as they travel."""
     numbers: dict[tuple[Grid, ...], int] = {}
@@ -90,6 +92,7 @@ def pack(
         client=client,
         edition=edition,
         trace=trace,
+        model=model,
     )
 
 

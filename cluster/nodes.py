@@ -47,6 +47,7 @@ def settle_groups(groups: Iterable[GroupConfig], total: Resources) -> tuple[Grou
             "device": device,
             "torch_threads": worker.torch_threads or (own_cores if device == "cpu" else 1),
             "decode_threads": worker.decode_threads or min(16, max(2, own_cores)),
+            "gpu_memory_share": min(worker.gpu_memory_share, group.gpu_share),
         }
         settled.append(group.model_copy(update={"worker": worker.model_copy(update=update)}))
     return tuple(settled)

@@ -29,7 +29,7 @@ from cluster.status import PoolStatus
 from cluster.supervisor import Supervisor
 from cluster.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
-from encoder.errors import PoolClosedError, WorkerLostError, WorkerStartError
+from encoder.errors import ConfigError, PoolClosedError, WorkerLostError, WorkerStartError
 from workers.messages import TracedItem
 from workers.priority import Priority
 from workers.ray_metrics import RayExporter
@@ -78,9 +78,8 @@ class EncoderPool:
         self._roster.keep([worker.worker_id for worker in control.status().workers])
         transport = RayTransport(router, self._roster, timeout_s=ROUTER_TIMEOUT_S)
         self._gate = transport.gate
-        adapter = load_adapter(config.worker.encoder)
-        self._client = Client(config, adapter, transport, num_workers=transport.num_workers)
-        self._client.export = partial(RayExporter().export, self._client.meter.samples)
+        self._clients = clients_of(config, transport)
+        self.client.export = partial(RayExporter().export, self.client.meter.samples)
 
     @classmethod
     def start(cls, config: PoolConfig | str | Path) -> EncoderPool:
@@ -165,24 +164,38 @@ class EncoderPool:
 
     @property
     def client(self) -> Client:
-        """What encodes through this pool, for those who bring streams of their own."""
-        return self._client
+        """What encodes through this pool with its first model, for those who bring streams of their own."""
+        return next(iter(self._clients.values()))
+
+    def client_for(self, model: str | None) -> Client:
+        """What encodes with this model. Raises ConfigError for one that the pool has not, or None if it has several."""
+        if model is None and len(self._clients) == 1:
+            return self.client
+        if model in self._clients:
+            return self._clients[model]
+        named = "it has several models" if model is None else f"no model {model!r} in this pool"
+        raise ConfigError(f"{named}; choose one of {', '.join(self._clients)}")
 
     def encode(
         self,
         source: Source,
         *,
+        model: str | None = None,
         timeout_s: float | None = None,
         priority: str = Priority.INTERACTIVE,
         scope: str = "",
     ) -> Embedding:
-        """Encode one image, given as a path or as its bytes. Raises its typed error."""
-        return self._client.encode(source, timeout_s=timeout_s, priority=priority, scope=scope)
+        """Encode one image, given as a path or as its bytes, with the pool's model or this one of several.
+
+        Raises its typed error.
+        """
+        return self.client_for(model).encode(source, timeout_s=timeout_s, priority=priority, scope=scope)
 
     def encode_many(
         self,
         sources: Iterable[Source],
         *,
+        model: str | None = None,
         timeout_s: float | None = None,
         priority: str = Priority.BATCH,
         scope: str = "",
@@ -190,11 +203,12 @@ class EncoderPool:
         """Outcomes in the order of the sources, streamed with bounded memory. See `Client.encode_many`.
 
         Raises:
+            ConfigError: no such model in this pool, or none named where it has several.
             TypeError: a single path or bytes object, whose pieces are no sources.
         """
         if isinstance(sources, str | bytes | bytearray | memoryview | Path):
             raise TypeError("encode_many takes many paths or bytes objects; encode takes a single one")
-        return self._client.encode_many(sources, timeout_s=timeout_s, priority=priority, scope=scope)
+        return self.client_for(model).encode_many(sources, timeout_s=timeout_s, priority=priority, scope=scope)
 
     def members(self) -> list[Member]:
         """The workers as the router knows them. Raises WorkerLostError when it does not answer, PoolClosedError."""
@@ -297,7 +311,8 @@ class EncoderPool:
 
     def close(self) -> None:
         """End every actor, and Ray itself with the last pool that needs it. Work under way raises PoolClosedError."""
-        self._client.closed = True
+        for client in self._clients.values():
+            client.closed = True
         if self._gate.close():
             self._on_close(self._gate)
 
@@ -308,3 +323,19 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def clients_of(config: PoolConfig, transport: RayTransport) -> dict[str, Client]:
+    """One for each model of the pool, in the order of its groups. They share all but the model."""
+    clients: dict[str, Client] = {}
+    first: Client | None = None
+    for group in config.worker_groups:
+        model = group.worker.encoder.model
+        if model in clients:
+            continue
+        adapter = load_adapter(group.worker.encoder)
+        if first is None:
+            config = config.model_copy(update={"worker": group.worker})
+            first = Client(config, adapter, transport, num_workers=transport.num_workers, model=model)
+        clients[model] = first if not clients else first.of(group.worker, adapter)
+    return clients

@@ -9,8 +9,10 @@ import logging
 import os
 import random
 import time
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -45,6 +47,7 @@ class Member:
 
     worker_id: str
     incarnation: str
+    model: str
     state: WorkerState
     error: ErrorNote | None
     in_flight_ms: float
@@ -66,16 +69,20 @@ class Router:
         lease_timeout_s: float,
         silent_timeout_s: float,
         client_timeout_s: float = 10.0,
+        others: Mapping[str, EncoderAdapter] | None = None,
         now_s: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        self._adapter = adapter
+        """`adapter` is the first model's; `others` are those of the pool's other models, by name."""
+        self._first_adapter = adapter
+        self._adapters = dict(others or {})
         self._silent_timeout_s = silent_timeout_s
         self._now_s = now_s
         self._rng = rng or random.Random()
         self._workers: dict[str, WorkerView] = {}
         self._reports: dict[str, WorkerReport] = {}
-        self._index = WorkerIndex(axis_choices=adapter.axis_choices, measure=adapter.measure, rng=self._rng)
+        self._first_index = self._make_index(adapter)  # of workers that may get leases
+        self._indexes = {model: self._make_index(other) for model, other in self._adapters.items()}
         self._checks: list[tuple[float, int, WorkerView]] = []  # a heap: when time alone may change who is leasable
         self._check_numbers = count()
         self._next_checks: dict[str, int] = {}  # by worker id: number of its one check that still counts
@@ -91,14 +98,25 @@ class Router:
         )
         self._quarantine = Quarantine(now_s=now_s)
 
+    def _make_index(self, adapter: EncoderAdapter) -> WorkerIndex:
+        return WorkerIndex(axis_choices=adapter.axis_choices, measure=adapter.measure, rng=self._rng)
+
+    def _index(self, model: str) -> WorkerIndex:
+        """The workers with this model that may get leases; without a name, or with any other, the first model's."""
+        return self._indexes.get(model, self._first_index)
+
+    def _adapter(self, model: str) -> EncoderAdapter:
+        return self._adapters.get(model, self._first_adapter)
+
     # --- workers -------------------------------------------------------------------------------------------------
 
     def register(self, report: WorkerReport) -> None:
         """A worker is ready, holds other graphs than before, or could not start. A new incarnation starts empty."""
+        adapter = self._adapter(report.model)
         costs = CostTable(
             report.graphs,
-            axis_choices=self._adapter.axis_choices,
-            measure=self._adapter.measure,
+            axis_choices=adapter.axis_choices,
+            measure=adapter.measure,
             eager_ms_per_patch=report.eager_ms_per_patch,
             eager_base_ms=report.eager_base_ms,
         )
@@ -109,6 +127,7 @@ class Router:
             view = self._workers[report.worker_id] = WorkerView(
                 worker_id=report.worker_id,
                 incarnation=report.incarnation,
+                model=report.model,
                 state=report.state,
                 costs=costs,
                 max_queue_ms=report.max_queue_ms,
@@ -129,7 +148,9 @@ class Router:
         if view is None or view.incarnation != beat.incarnation:
             return Heard.UNKNOWN
         view.heard_s = self._now_s()
-        if view.state is not beat.state or (view not in self._index and beat.worker_id not in self._draining):
+        if view.state is not beat.state or (
+            view not in self._index(view.model) and beat.worker_id not in self._draining
+        ):
             view.state = beat.state
             self._refresh(view)
         return Heard.TRACING if self._traffic.is_tracing else Heard.KNOWN
@@ -138,7 +159,7 @@ class Router:
         """A client found this worker dead or stuck: no leases until it is heard from again."""
         for view in self._workers.values():
             if view.incarnation == incarnation:
-                if view in self._index:  # its other callers say the same in a moment
+                if view in self._index(view.model):  # its other callers say the same in a moment
                     logger.warning("%s is suspected dead", incarnation)
                     self._unlist(view)
                 # Its leases go with the old view: they count nowhere from now on.
@@ -171,8 +192,9 @@ class Router:
             self._unlist(view)
 
     def _unlist(self, view: WorkerView) -> None:
-        if view in self._index:
-            self._index.remove(view)
+        index = self._index(view.model)
+        if view in index:
+            index.remove(view)
 
     def _refresh(self, view: WorkerView) -> None:
         """List the worker if it may get leases, else not, and look again when time alone may change that."""
@@ -180,8 +202,9 @@ class Router:
         ready = view.state is WorkerState.READY and view.worker_id not in self._draining
         silent_at_s = view.heard_s + self._silent_timeout_s
         if ready and view.suspect_until_s <= now_s < silent_at_s:
-            if view not in self._index:
-                self._index.add(view)
+            index = self._index(view.model)
+            if view not in index:
+                index.add(view)
             check_s = silent_at_s
         else:
             self._unlist(view)
@@ -201,12 +224,13 @@ class Router:
                 Member(
                     worker_id=view.worker_id,
                     incarnation=view.incarnation,
+                    model=view.model,
                     state=WorkerState.DRAINING if view.worker_id in self._draining else view.state,
                     error=report.error,
                     in_flight_ms=view.in_flight_ms,
                     in_flight_bytes=view.in_flight_bytes,
                     num_leases=leases[view],
-                    leasable=view in self._index,
+                    leasable=view in self._index(view.model),
                     host=report.host,
                     pid=report.pid,
                     gpu_uuid=report.gpu_uuid,
@@ -226,7 +250,7 @@ class Router:
 
     def traffic(self) -> Traffic:
         """Kinds of items that got leases lately, and what became of their segments."""
-        self._traffic.count(self._index.take_counts())
+        self._traffic.count(self._first_index.take_counts())
         return self._traffic.traffic()
 
     def take_trace(self) -> tuple[TracedItem, ...]:
@@ -260,21 +284,25 @@ class Router:
         """The same as it travels."""
         with spans.span("encpool.route", ask.trace, items=len(ask.which)):
             self.expire()
-            home = self._home if self._homes.any_open else None
-            answer = self._ledger.lease(ask, self._index.plan, home)
+            home = partial(self._home, ask.model) if self._homes.any_open else None
+            answer = self._ledger.lease(ask, self._index(ask.model).plan, home)
         news = self._quarantine.news(ask.edition)
         return answer if news is None else answer._replace(news=news)
 
-    def _home(self, seat: Seat, digest: int, plan: Plan, grids: tuple[Grid, ...], exclude: Collection[str]) -> Seat:
+    def _home(
+        self, model: str, seat: Seat, digest: int, plan: Plan, grids: tuple[Grid, ...], exclude: Collection[str]
+    ) -> Seat:
         """The seat chosen, or a cheaper one on the worker that has such content in its cache."""
+        if model in self._adapters:  # what one model made of some content is at home apart from what others made of it
+            digest ^= zlib.crc32(model.encode())
         home = self._workers.get(self._homes.find(digest) or "")
-        if home is not None and home in self._index and home.incarnation not in exclude:
+        if home is not None and home in self._index(model) and home.incarnation not in exclude:
             at_home = seat_at_home(plan, grids, home)
             if is_worth_it(at_home, seat):
                 self._homes.num_sent_home += 1
                 seat = at_home
         if not plan.num_tokens:
-            plan.num_tokens = sum(self._adapter.measure(grid).num_tokens for grid in grids)
+            plan.num_tokens = sum(self._adapter(model).measure(grid).num_tokens for grid in grids)
         self._homes.note(digest, seat.worker.worker_id, plan.num_tokens)
         return seat
 
@@ -288,7 +316,7 @@ class Router:
         now_s = self._now_s()
         if now_s >= self._count_at_s:
             self._count_at_s = now_s + COUNT_EVERY_S
-            self._traffic.count(self._index.take_counts())
+            self._traffic.count(self._first_index.take_counts())
         while self._checks and self._checks[0][0] <= now_s:
             _, number, view = heappop(self._checks)
             if self._workers.get(view.worker_id) is view and self._next_checks.get(view.worker_id) == number:
@@ -314,11 +342,19 @@ class RouterActor(Router):
     """The router in a process of its own. Runs as a Ray actor without a GPU."""
 
     def __init__(
-        self, encoder: EncoderConfig, *, lease_timeout_s: float, silent_timeout_s: float, client_timeout_s: float
+        self,
+        encoders: Sequence[EncoderConfig],
+        *,
+        lease_timeout_s: float,
+        silent_timeout_s: float,
+        client_timeout_s: float,
     ) -> None:
+        """`encoders`: one a model of the pool."""
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them visible to an actor that asked for none
+        first, *others = encoders
         super().__init__(
-            load_adapter(encoder),
+            load_adapter(first),
+            others={encoder.model: load_adapter(encoder) for encoder in others},
             lease_timeout_s=lease_timeout_s,
             silent_timeout_s=silent_timeout_s,
             client_timeout_s=client_timeout_s,

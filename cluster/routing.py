@@ -35,6 +35,7 @@ class WorkerView:
     state: WorkerState
     costs: CostTable
     max_queue_ms: float
+    model: str = ""
     max_queue_bytes: int = 2**62
     in_flight_ms: float = 0.0  # cost of the leases on it, as the router counts them
     in_flight_bytes: int = 0  # encoded

@@ -237,6 +237,7 @@ def report(
             "host": "here",
             "pid": 1,
             "encoder": "fake@float32",
+            "model": "fake",
             "eager_ms_per_patch": 0.05,
             "max_queue_bytes": 2**30,
             "backlog_ms": 0.0,

@@ -35,6 +35,9 @@ class WorkerConfig(BaseModel, frozen=True, extra="forbid"):
     max_ready_patches: int = Field(default=131_072, ge=1)
     """Decoded patches that may wait for the GPU (588 bytes each for MiniCPM-V); decoding pauses beyond it."""
 
+    gpu_memory_share: float = Field(default=1.0, gt=0, le=1)
+    """Part of the GPU's memory that torch may take in this process; no more than the group's `gpu_share`."""
+
     replays_in_flight: int = Field(default=2, ge=1, le=3)
     """Replays submitted to the GPU before the oldest is awaited: copies of one overlap the other."""
 

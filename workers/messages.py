@@ -175,6 +175,7 @@ class WorkerReport:
     host: str
     pid: int
     encoder: str
+    model: str  # as the configuration names it
     graphs: tuple[GraphView, ...]
     eager_ms_per_patch: float  # predicted, for work that no graph here takes
     eager_base_ms: float = 0.0  # of an eager run, beside that

@@ -204,6 +204,7 @@ class EncoderWorker:
             host=socket.gethostname(),
             pid=os.getpid(),
             encoder="" if gpu is None else gpu.runner.encoder_id,
+            model=self.config.encoder.model,
             graphs=() if gpu is None else gpu.graphs,
             eager_ms_per_patch=0.0 if gpu is None else gpu.holdings.eager.ms_per_patch,
             eager_base_ms=0.0 if gpu is None else gpu.holdings.eager.base_ms,
@@ -405,6 +406,8 @@ def load_runner(config: WorkerConfig) -> EncoderRunner:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise WorkerStartError("worker.device is cuda and this process sees no GPU; use cpu or auto")
+    if device == "cuda" and config.gpu_memory_share < 1:
+        torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share, 0)
     return EncoderRunner.from_config(config.encoder, "cuda:0" if device == "cuda" else "cpu")
 
 

@@ -58,6 +58,7 @@ def simulated_router(num_workers: int, rng: random.Random) -> Router:
                 host="",
                 pid=0,
                 encoder="simulated",
+                model="simulated",
                 graphs=tuple(graphs),
                 eager_ms_per_patch=0.05 * MISS_FACTOR * speed,
                 max_queue_ms=1e12,

@@ -37,6 +37,7 @@ def add(commands: Commands) -> None:
     encode.add_argument(
         "--model", metavar="NAME|DIR", help=f"a preset, a snapshot directory or a hub id (default: {DEFAULT_MODEL})"
     )
+    encode.add_argument("--encoder", metavar="NAME", help="which of the models that the configuration's groups have")
     encode.add_argument(
         "--workers", type=positive, metavar="N", help="number of workers (default: one a GPU, or one on the CPU)"
     )
@@ -68,11 +69,11 @@ def _encode_here(parsed: argparse.Namespace, config: PoolConfig, pool: EncoderPo
     from encoder.adapters.base import TakesVideo
     from encoder.adapters.registry import load_adapter
 
-    adapter = load_adapter(config.worker.encoder)
-    sources = find_sources(parsed.paths, videos=isinstance(adapter, TakesVideo))
+    model = _choose(config, parsed.encoder)
+    sources = find_sources(parsed.paths, videos=isinstance(load_adapter(config.encoders[model]), TakesVideo))
     from cluster.encode_files import encode_files
 
-    return encode_files(sources, parsed.out, pool, overwrite=parsed.overwrite)
+    return encode_files(sources, parsed.out, pool, model=model, overwrite=parsed.overwrite)
 
 
 def _encode_through(parsed: argparse.Namespace) -> RunSummary:
@@ -85,9 +86,21 @@ def _encode_through(parsed: argparse.Namespace) -> RunSummary:
         return _encode_here(parsed, pool.config, pool)
 
 
+def _choose(config: PoolConfig, encoder: str | None) -> str:
+    """The model to encode with. Raises ConfigError."""
+    models = list(config.encoders)
+    if encoder is None and len(models) > 1:
+        raise ConfigError(f"the configuration has several models; name one with --encoder: {', '.join(models)}")
+    if encoder is not None and encoder not in models:
+        raise ConfigError(f"--encoder: no model {encoder!r} in the configuration; it has {', '.join(models)}")
+    return encoder or models[0]
+
+
 def _encode_there(parsed: argparse.Namespace) -> RunSummary:
     """Through a gateway."""
-    if given := [name for name in ("config", "model", "workers", "dtype") if getattr(parsed, name) is not None]:
+    if given := [
+        name for name in ("config", "model", "encoder", "workers", "dtype") if getattr(parsed, name) is not None
+    ]:
         raise ConfigError(f"--{given[0]} is the gateway's affair; leave it out with --url")
     from cluster.http_client import HttpClient
     from cluster.sources import find_sources

@@ -142,7 +142,7 @@ def test_a_full_pool_refuses_with_a_hint_and_a_patient_client_rides_it_out(
     pool: EncoderPool, folder: list[Path]
 ) -> None:
     wait_for_both(pool)
-    patient = pool._client
+    patient = pool.client
     request = LeaseRequest(shape=patient.read(folder[0])[2])
     others = [lease for lease in patient.assign([request] * 2000, Priority.INTERACTIVE) if isinstance(lease, Lease)]
     config = pool.config.model_copy(update={"saturated_timeout_s": 0.0})
@@ -186,7 +186,7 @@ def test_resources_that_the_cluster_lacks_fail_the_start_at_once(ray_cluster: No
 def test_a_stuck_worker_loses_its_items_to_another(pool: EncoderPool, folder: list[Path]) -> None:
     wait_for_both(pool)
     config = pool.config.model_copy(update={"call_timeout_s": 2.0})
-    hasty = Client(config, pool._client.adapter, pool._client.transport, num_workers=lambda: 2)
+    hasty = Client(config, pool.client.adapter, pool.client.transport, num_workers=lambda: 2)
     victim = min(pool.stats().reports, key=lambda report: report.worker_id)
     os.kill(victim.pid, signal.SIGSTOP)
     try:
