@@ -87,12 +87,14 @@ def inherit(data: Mapping[str, Any]) -> dict[str, Any]:
     plain = [group for group in map(_as_map, groups) if isinstance(group, Mapping)]
     if len(plain) < len(groups):
         return filled  # pydantic says what is wrong
-    if "worker" not in filled and "worker" in plain[0]:
-        filled["worker"] = plain[0]["worker"]
     numbers = [group.get("num_workers") for group in plain]
     if "num_workers" not in filled and all(isinstance(number, int) for number in numbers):
         filled["num_workers"] = sum(number for number in numbers if isinstance(number, int))
     filled["groups"] = [_filled(group, filled) for group in plain]
+    # Only now: what one group says is no other group's default.
+    own, first = _as_map(filled.get("worker", {})), _as_map(plain[0].get("worker"))
+    if isinstance(own, Mapping) and isinstance(first, Mapping) and "encoder" in first:
+        filled["worker"] = {"encoder": first["encoder"], **own} if own else first
     return filled
 
 

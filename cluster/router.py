@@ -148,9 +148,8 @@ class Router:
         if view is None or view.incarnation != beat.incarnation:
             return Heard.UNKNOWN
         view.heard_s = self._now_s()
-        if view.state is not beat.state or (
-            view not in self._index(view.model) and beat.worker_id not in self._draining
-        ):
+        is_listed = view in self._index(view.model) or beat.worker_id in self._draining
+        if view.state is not beat.state or not is_listed:
             view.state = beat.state
             self._refresh(view)
         return Heard.TRACING if self._traffic.is_tracing else Heard.KNOWN

@@ -123,3 +123,27 @@ def test_without_groups_the_top_level_is_the_only_one(tmp_path: Path) -> None:
     path.write_text(GOOD + "autoscale: {min_workers: 3, max_workers: 4}\n")
     with pytest.raises(ConfigError, match="autoscale: num_workers must be 3 to 4, it is 2"):
         load_config(path)
+
+
+TWO_MODELS = """
+worker: {device: cpu}
+groups:
+  - {name: small, num_workers: 1, worker: {encoder: {model: tiny-siglip}}}
+  - {name: large, num_workers: 2, worker: {encoder: {model: tiny-minicpmv-2.6, max_slice_nums: 4}}}
+  - {name: exact, num_workers: 1, worker: {encoder: {model: tiny-minicpmv-2.6, max_slice_nums: 4, dtype: float32}}}
+"""
+
+
+def test_groups_may_have_models_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(TWO_MODELS)
+    config = load_config(path)
+    assert list(config.encoders) == ["tiny-siglip", "tiny-minicpmv-2.6"]
+    assert config.num_workers == 4
+    assert config.encoders["tiny-minicpmv-2.6"].max_slice_nums == 4
+
+
+def test_groups_of_one_model_agree_on_what_it_computes(tmp_path: Path) -> None:
+    text = TWO_MODELS.replace("max_slice_nums: 4, dtype", "max_slice_nums: 9, dtype")
+    message = refusal(tmp_path, text)
+    assert "large and exact have the same model and must agree on worker.encoder.max_slice_nums" in message

@@ -505,6 +505,30 @@ class Held:
 NO = Held("", 0.0, 0, False, "", 0.0)
 
 
+# --- several models --------------------------------------------------------------------------------------------------
+
+
+def test_items_go_to_workers_with_their_model() -> None:
+    pool = Router(
+        fake_adapter(),
+        others={"other": fake_adapter()},
+        lease_timeout_s=60,
+        silent_timeout_s=15,
+        now_s=Clock(),
+        rng=random.Random(0),
+    )
+    pool.register(report("first", model="fake"))
+    pool.register(report("second", model="other", graphs=(graph(cost_ms=80),)))
+    for model, worker_id in (("", "first"), ("fake", "first"), ("other", "second")):
+        (answer,) = unpack(pool.lease(pack([LeaseRequest(shape=shape())], model=model)))
+        assert isinstance(answer, Lease)
+        assert answer.worker_id == worker_id
+    pool.suspect("second/0")
+    (answer,) = unpack(pool.lease(pack([LeaseRequest(shape=shape())], model="other")))
+    assert answer == Refusal(saturated=False, retry_ms=200.0, message="no worker is up that may take it")
+    assert [(member.model, member.leasable) for member in pool.members()] == [("fake", True), ("other", False)]
+
+
 class RouterHistory(RuleBasedStateMachine):
     """Whatever happens in whatever order, each worker's cost in flight is that of the leases it holds."""
 
