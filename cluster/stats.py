@@ -49,6 +49,11 @@ class PoolStats:
         return self.segment_hits / num_segments if num_segments else 0.0
 
     @cached_property
+    def failed_graphs(self) -> dict[str, str]:
+        """Graphs that some worker could not capture at its start, and why; what they would take runs eagerly there."""
+        return {str(key): reason for report in self.reports for key, reason in report.failed_graphs}
+
+    @cached_property
     def cache(self) -> CacheStats:
         """What the workers' caches did and hold together."""
         each = [asdict(report.stats.cache) for report in self.reports]

@@ -29,6 +29,7 @@ from encoder.items import prepare_item
 from encoder.media import decode_image, probe_header
 from encoder.packing import EagerCost, GraphView, Replay
 from encoder.runner import EncoderRunner, Launch, RunnerStats
+from encoder.types import GraphKey
 from workers.batcher import Batch, Batcher, Waiting
 from workers.config import WorkerConfig
 from workers.costs import CostTable
@@ -80,6 +81,7 @@ class GpuLoop:
     ) -> None:
         self.runner = runner
         self.capture_s = 0.0
+        self.failed_graphs: tuple[tuple[GraphKey, str], ...] = ()  # that could not be captured at the start, and why
         limit_gib = config.graph_memory_gib
         self.changer = GraphChanger(
             runner, limit_bytes=None if limit_gib is None else int(limit_gib * 2**30), now_s=now_s
@@ -102,7 +104,8 @@ class GpuLoop:
 
     def start_up(self) -> None:
         """Capture, and put one picture through every step that an item takes. Raises what keeps it from working."""
-        self.capture_s = self.runner.capture().seconds
+        captured = self.runner.capture()
+        self.capture_s, self.failed_graphs = captured.seconds, tuple(captured.failed.items())
         self._probe()
         self.runner.forget_stats()
         self._use_graphs()

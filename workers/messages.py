@@ -178,6 +178,7 @@ class WorkerReport:
     model: str  # as the configuration names it
     graphs: tuple[GraphView, ...]
     eager_ms_per_patch: float  # predicted, for work that no graph here takes
+    failed_graphs: tuple[tuple[GraphKey, str], ...] = ()  # that could not be captured at the start, and why
     eager_base_ms: float = 0.0  # of an eager run, beside that
     known_graphs: tuple[GraphView, ...] = ()  # every graph captured since the start, held or not
     graph_bytes: int = 0  # memory that the graphs take together

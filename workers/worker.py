@@ -212,6 +212,7 @@ class EncoderWorker:
             graph_bytes=0 if gpu is None else gpu.holdings.used_bytes,
             graph_limit_bytes=0 if gpu is None else gpu.holdings.limit_bytes,
             capture_ms=0.0 if gpu is None else gpu.changer.capture_ms(),
+            failed_graphs=() if gpu is None else gpu.failed_graphs,
             graph_change=None if gpu is None else gpu.changer.last,
             cost_error=None if gpu is None else gpu.runner.cost_error,
             max_queue_ms=self.config.max_queue_ms,

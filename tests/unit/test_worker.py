@@ -12,8 +12,10 @@ import pytest
 import torch
 from fakes import Clock, FakeRunner, batch, breaks_on, errors, graph, loader, picture, until
 
+from cluster.stats import PoolStats
 from encoder.config import EncoderConfig
 from encoder.errors import WorkerLostError
+from encoder.graphs import CaptureReport
 from workers.config import WorkerConfig
 from workers.messages import ErrorNote, WorkerState
 from workers.worker import EncoderWorker
@@ -262,6 +264,20 @@ def test_many_callers_get_their_own_results(start_worker: StartWorker, settled: 
     assert wrong == []
     assert len(settled) == 24
     assert worker.report().backlog_ms == 0
+
+
+def test_a_graph_that_cannot_be_captured_is_reported_and_the_others_serve(start_worker: StartWorker) -> None:
+    runner = FakeRunner([graph(4)])
+    failed = {graph(16).key: "RuntimeError: cannot capture this"}
+    runner.capture = lambda: CaptureReport(  # type: ignore[method-assign]
+        num_graphs=1, seconds=0.1, num_bytes=0, failed=failed
+    )
+    worker = start_worker(runner)
+    report = worker.report()
+    assert (report.state, report.failed_graphs) == (WorkerState.READY, tuple(failed.items()))
+    assert worker.encode(batch(picture(1))).items[0].graphs == (str(graph(4).key),)
+    stats = PoolStats(num_workers=1, members=(), reports=(report,))
+    assert stats.failed_graphs == {str(graph(16).key): "RuntimeError: cannot capture this"}
 
 
 def test_limits_of_items_do_not_hold_for_the_probe(start_worker: StartWorker) -> None:
