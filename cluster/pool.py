@@ -261,7 +261,7 @@ class EncoderPool:
         stats = self.stats()
         with self._gate:
             router: list[Sample] = ray.get(self._router.samples.remote(), timeout=ROUTER_TIMEOUT_S)
-        return render_prometheus(stats.reports, router, self._client.meter.samples(), *more)
+        return render_prometheus(stats.reports, router, self.client.meter.samples(), *more)
 
     def scale(self, num_workers: int, group: str | None = None, *, timeout_s: float | None = None) -> None:
         """Change the number of workers, and wait until it is so. Work goes on; who leaves finishes what it has.
