@@ -164,7 +164,7 @@ def _change(worker: EncoderWorker, wanted: tuple[GraphKey, ...]) -> None:
             return
         if time.monotonic() > limit_s:
             raise WorkerStartError(f"the graphs were not changed within {CHANGE_TIMEOUT_S:g} s")
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def bench_change(config: WorkerConfig, *, repeats: int = 3, seconds: float = 5.0) -> dict[str, Any]:

@@ -631,7 +631,8 @@ class RouterHistory(RuleBasedStateMachine):
         for client in ("one", "other"):
             self.router.hello(client)
         self.clock.now += seconds
-        self.router.hello(speaks)
+        if speaks:
+            self.router.hello(speaks)
         self.held = {
             key: lease
             for key, lease in self.held.items()
