@@ -8,6 +8,7 @@ there is. `TileAdapter` does everything that such families share; a family says 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -114,9 +115,8 @@ class TileAdapter:
         )
 
     def measure(self, grid: Grid) -> SegmentShape:
-        """A tile."""
-        assert grid == self._tile.grid, "all tiles are of one size"
-        return self._tile
+        """A tile; no graph holds another grid."""
+        return self._tile if grid == self._tile.grid else replace(self._tile, grid=grid, num_patches=math.prod(grid))
 
     def prepare(self, image: Image.Image) -> list[Segment]:
         """Tiles of an RGB image; those of one resized picture share it."""
