@@ -1,4 +1,7 @@
-"""InternVL (2.5, 3 and 3.5 as transformers has them): up to 12 tiles of 448 pixels and a thumbnail, 256 tokens each."""
+"""InternVL (2.5, 3 and 3.5 as transformers has them): up to 12 tiles of 448 pixels and a thumbnail, 256 tokens each.
+
+A frame of a video is one tile.
+"""
 
 # Shapes: N tiles, R rows and columns of patches, D tower width.
 
@@ -9,9 +12,10 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from encoder.adapters.clips import ClipTileAdapter
 from encoder.adapters.processors import CLIP, as_pair, processor_of, read_pixels, read_size, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Size, Tile, TileAdapter, grid_of_tiles
+from encoder.adapters.tiles import Size, Tile, grid_of_tiles
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
     from encoder.config import EncoderConfig
 
+NUM_FRAMES = 8  # of a clip; its processor leaves it to the caller
 _DEFAULTS = {"hidden_size": 1024, "image_size": 448, "patch_size": 14}
 
 
@@ -105,8 +110,10 @@ def arrangement(width: int, height: int, tile: Size, least: int, most: int) -> t
     return best
 
 
-def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> TileAdapter:
-    return TileAdapter(InternVL(config, name, max_tiles=encoder.max_slice_nums), config, name, encoder)
+def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> ClipTileAdapter:
+    family = InternVL(config, name, max_tiles=encoder.max_slice_nums)
+    num_frames = (config.get("video_preprocessor_config") or {}).get("num_frames") or NUM_FRAMES
+    return ClipTileAdapter(family, config, name, encoder, num_frames=num_frames)
 
 
 def _config(vision: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +130,7 @@ _300M = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24
 
 FAMILY = Family(
     model_types=("internvl",),
-    modalities=("image",),
+    modalities=("image", "video"),
     presets={
         "tiny-internvl": Preset(
             config=_config(

@@ -107,7 +107,10 @@ class TileAdapter:
 
     def probe(self, header: MediaHeader) -> ItemShape:
         """As many times a tile's patches and tokens as there are tiles."""
-        num_tiles = len(self.family.cut(header.width, header.height))
+        return self.shape_of(len(self.family.cut(header.width, header.height)))
+
+    def shape_of(self, num_tiles: int) -> ItemShape:
+        """Of an item of so many tiles."""
         return ItemShape(
             grids=(self._tile.grid,) * num_tiles,
             num_patches=num_tiles * self._tile.num_patches,
@@ -121,9 +124,10 @@ class TileAdapter:
     def prepare(self, image: Image.Image) -> list[Segment]:
         """Tiles of an RGB image; those of one resized picture share it."""
         tiles = [replace(tile, size=self.family.tile_size) for tile in self.family.cut(*image.size)]
-        return [self._segment(picture) for picture in cut_out(image, tiles, self.family.pixels.resample)]
+        return [self.segment(picture) for picture in cut_out(image, tiles, self.family.pixels.resample)]
 
-    def _segment(self, picture: np.ndarray) -> Segment:
+    def segment(self, picture: np.ndarray) -> Segment:
+        """A tile's pixels `[height, width, 3]`."""
         return Segment(shape=self._tile, patches_PC=np.ascontiguousarray(picture).reshape(1, -1))
 
     def axis_choices(self, grid: Grid) -> list[AxisKeys]:
@@ -161,7 +165,7 @@ class TileAdapter:
     def sample(self, axis_keys: AxisKeys) -> Segment:
         """A tile of noise."""
         width, height = self.family.tile_size
-        return self._segment(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+        return self.segment(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
     def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:
         """A row of bytes for each tile, in the order (y, x, channel)."""

@@ -14,15 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from family_cases import CASES, Case
 from PIL import Image
 
+from encoder.adapters.base import TakesVideo
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.adapters.tiles import TileAdapter
+from encoder.benchmark.qwen_vl import DrawnClip
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
@@ -124,6 +127,23 @@ def test_token_counts_are_the_processors(reference: Reference) -> None:
             assert shape.num_tokens == adapter.measure(shape.grids[0]).num_tokens
         else:
             assert shape.num_tokens == count(reference.processor(Image.new("RGB", (width, height))))
+
+
+def test_frames_of_a_video_are_tiles(tmp_path: Path) -> None:
+    """InternVL's: as many as predicted, from the middles of equal stretches, resized as a whole."""
+    init_checkpoint("tiny-internvl", tmp_path / "ours", seed=2)
+    config = EncoderConfig.model_validate({"model": str(tmp_path / "ours"), "video": {"num_frames": 5}})
+    runner = EncoderRunner.from_config(config, "cpu")
+    adapter: Any = runner.adapter
+    assert isinstance(adapter, TakesVideo)
+    clip = DrawnClip(40, seed=0)
+    segments = list(adapter.prepare_video(clip))
+    assert adapter.probe_video(clip.header).grids == tuple(segment.shape.grid for segment in segments)
+    assert len(segments) == 5
+    frames = [frame.resize((56, 56), Image.Resampling.BICUBIC) for frame in clip.frames([4, 12, 20, 28, 36])]
+    for segment, frame in zip(segments, frames, strict=True):
+        assert (segment.patches_PC.reshape(56, 56, 3) == np.asarray(frame)).all()
+    assert [len(tokens) for tokens in runner.encode(segments)] == [4] * 5
 
 
 @pytest.mark.parametrize("preset", sorted({case.preset for case in CASES}))

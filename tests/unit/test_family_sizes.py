@@ -8,16 +8,20 @@ import random
 from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers
 from transformers.image_utils import SizeDict
 
+from encoder.adapters.clips import middle_frames
 from encoder.adapters.kimi_k25 import KimiK25
 from encoder.adapters.lfm2_vl import Lfm2VL
 from encoder.adapters.llama4 import Llama4
 from encoder.adapters.registry import resolve_model
+from encoder.config import VideoConfig
+from encoder.media import MediaHeader
 
 
 def functions_of(file: str, names: set[str], **known: Any) -> dict[str, Any]:
@@ -75,6 +79,25 @@ def test_kimi_resizes_as_transformers_does() -> None:
         (tile,) = family.cut(width, height)
         resized, padded = theirs(height, width, **limits)
         assert (tile.resized, tile.size) == ((resized[::-1],), padded[::-1])
+
+
+def test_internvl_takes_the_frames_that_transformers_takes() -> None:
+    theirs = functions_of("internvl/video_processing_internvl.py", {"sample_frames"})["sample_frames"]
+    rng = random.Random(0)
+    for _ in range(100):
+        total, fps = rng.randint(30, 2000), rng.choice([0.5, 1.0, 2.0])
+        header = MediaHeader(width=64, height=48, num_frames=total, frames_per_s=30.0)
+        metadata = SimpleNamespace(total_num_frames=total, fps=30.0)
+        for options, count, rate in (
+            (VideoConfig(), 8, None),
+            (VideoConfig(num_frames=5), 5, None),
+            (VideoConfig(fps=fps), None, fps),
+        ):
+            if rate is not None and total / 30 * fps < 1:
+                continue
+            rules = SimpleNamespace(num_frames=None, initial_shift=True)
+            numbers = theirs(rules, metadata, num_frames=count, fps=rate)
+            assert middle_frames(header, options, 8) == numbers.tolist()
 
 
 def random_sizes(count: int, *, least: int = 4, most: int = 12) -> list[tuple[int, int]]:
