@@ -136,7 +136,8 @@ def run_top(parsed: argparse.Namespace) -> int:
 def run_scale(parsed: argparse.Namespace) -> int:
     """Change the number of workers."""
     with connected(parsed.pool) as pool:
-        _say(f"scaling pool {pool.name!r} to {parsed.num_workers} workers ...")
+        whose = f"group {parsed.group} of pool" if parsed.group else "pool"
+        _say(f"scaling {whose} {pool.name!r} to {parsed.num_workers} workers ...")
         pool.scale(parsed.num_workers, parsed.group)
         workers = ", ".join(worker.worker_id for worker in pool.status().workers)
     print(f"pool {pool.name!r} has {workers}")

@@ -24,6 +24,7 @@ from cluster.processes import born
 from cluster.roster import SUPERVISOR, find_actor, parts_of, pools_here
 from cluster.standing import end_pool, raise_pool
 from cluster.status import Stage
+from cluster.top import watch_pool
 from cluster.traces import read_trace
 from encoder.errors import ConfigError, PoolClosedError, WorkerStartError
 
@@ -141,6 +142,14 @@ def test_a_name_in_use_is_refused_and_an_unknown_one_is_told_the_others(standing
         raise_pool(tiny_config(name=standing, cpus_per_worker=CPUS))
     with pytest.raises(ConfigError, match="no pool 'standig' is running on this cluster; running: 'standing'"):
         EncoderPool.connect("standig")
+
+
+def test_top_shows_once_where_nobody_watches(standing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with EncoderPool.connect(standing) as pool:
+        watch_pool(pool, every_s=1.0)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "pool 'standing': tiny-minicpmv-2.6, 1 of 1 workers ready"
+    assert shown[3].split()[:2] == ["worker-0", "ready"]
 
 
 def test_a_killed_supervisor_comes_back_and_finds_its_workers(standing: str, pictures: list[Path]) -> None:
