@@ -39,6 +39,7 @@ CALL_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 2.0
 CLEAR_TIMEOUT_S = 20.0
 POLL_S = 0.2
+RETRY_S = 1.0
 FIRST_ANSWER_S = 60.0  # for the supervisor's own process to start
 
 
@@ -75,18 +76,27 @@ class SupervisorActor:
         self._supervisor.drain(worker_id, replace=replace)
 
     def _main(self) -> None:
-        try:
-            found = self._crew.adopt()
-            if found:
-                logger.warning("the supervisor of pool %r is back and finds %s", self._config.name, ", ".join(found))
-                self._supervisor.adopt(found)
-            else:
+        found = self._find_workers()
+        if found:
+            logger.warning("the supervisor of pool %r is back and finds %s", self._config.name, ", ".join(found))
+            self._supervisor.adopt(found)
+        else:
+            try:
                 self._supervisor.start(time.monotonic() + self._config.start_timeout_s)
-        except Exception as error:  # edge of a thread: who waits for the start reads it in the status
-            logger.warning("pool %r could not start: %s", self._config.name, error)
-            self._failure = ErrorNote.of(error, otherwise=WorkerStartError)
-            return
+            except Exception as error:  # edge of a thread: who waits for the start reads it in the status
+                logger.warning("pool %r could not start: %s", self._config.name, error)
+                self._failure = ErrorNote.of(error, otherwise=WorkerStartError)
+                return
         self._supervisor.run()
+
+    def _find_workers(self) -> list[str]:
+        """Those that an earlier life of this actor has left."""
+        while True:
+            try:
+                return self._crew.adopt()
+            except RayError as error:  # nobody else would look after them
+                logger.warning("the cluster does not say which workers there are: %s", type(error).__name__)
+                time.sleep(RETRY_S)
 
 
 class SupervisorCalls:
@@ -166,10 +176,13 @@ def raise_pool(config: PoolConfig, *, watch: Callable[[PoolStatus], None] = lamb
         ) from error
     try:
         calls = SupervisorCalls(config.name)
-        while not (status := calls.status()).started:
+        until_s = time.monotonic() + config.start_timeout_s + FIRST_ANSWER_S  # it may die on the way and begin anew
+        while not ((status := calls.status()).started and status.settled):
             watch(status)
             if status.failure is not None:
                 raise status.failure.to_error()
+            if time.monotonic() > until_s:
+                raise WorkerStartError(f"{status.num_ready} of {config.num_workers} workers were ready in time")
             time.sleep(POLL_S)
     except BaseException:
         clear_pool(config.name)
