@@ -1,12 +1,8 @@
 """`Supervisor`: owns the workers' life. It starts, watches, replaces, drains and counts them; a plain class.
 
 What it does to the world goes through a `Crew` (launching.py has Ray's); nothing here waits for long. Each `tick`
-looks at all workers, then takes every one a step further:
-
-    starting -> ready -> draining -> ending -> gone
-        ^         |
-        '-- away -'   its process died: Ray starts another, on another node if need be
-                      (a worker that Ray gives up is `lost`, and a new one takes its place)
+looks at all workers, takes every one a step further (posts.py), and starts or takes away as many as there are too few
+or too many.
 """
 
 from __future__ import annotations
@@ -15,27 +11,22 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cluster.autoscaling import LoadSample
 from cluster.config import PoolConfig
-from cluster.crew import Crew, Life, Sight
+from cluster.crew import Crew
 from cluster.groups import GroupConfig
-from cluster.nodes import crowded_gpus
-from cluster.router import Member
+from cluster.posts import Posts
 from cluster.status import PoolStatus, Stage
 from cluster.team import LEAVING, Post, Team
 from encoder.errors import ConfigError, EncoderPoolError, WeightsError, WorkerStartError
-from workers.messages import ErrorNote, WorkerState
+from workers.messages import ErrorNote
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 START_TICK_S = 0.05
-LEASES_S = 5.0  # until a draining worker refuses what clients hold leases for
-GRACE_S = 1.0  # after a worker's last item was settled: its answer is still on the way
-END_TIMEOUT_S = 15.0  # until a process that should leave is killed
-NUM_NOTES = 8
 
 
 class Supervisor:
@@ -57,12 +48,8 @@ class Supervisor:
         self._now_s = now_s
         self._lock = threading.RLock()
         self._teams = {group.name: Team(group) for group in groups}
-        self._posts: dict[str, Post] = {}
-        self._sights: Mapping[str, Sight] = {}
-        self._members: dict[str, Member] = {}
+        self._posts = Posts(config, crew, self._teams, now_s)
         self._num_refused = 0
-        self._notes: list[str] = []
-        self._started = False
         self._stop = threading.Event()
 
     # --- for others ----------------------------------------------------------------------------------------------
@@ -74,11 +61,11 @@ class Supervisor:
             for worker_id in worker_ids:
                 group = worker_id.rpartition("-")[0]
                 self._teams[group].met(worker_id)
-                self._post(worker_id, group)
+                self._posts.add(worker_id, group)
                 found[group] += 1
             for group, team in self._teams.items():
                 team.target = found[group]
-            self._started = True
+            self._posts.started = True
 
     def start(self, until_s: float) -> None:
         """Launch the workers and wait until all of them can encode.
@@ -90,15 +77,15 @@ class Supervisor:
         self._advance()
         while True:
             self._observe()
-            for post in self._posts.values():
-                self._raise_failure(post)
-            if all(post.stage is Stage.READY for post in self._posts.values()):
+            for post in self._posts:
+                _raise_failure(post)
+            if all(post.stage is Stage.READY for post in self._posts):
                 break
             if self._now_s() > until_s:
                 raise WorkerStartError(self._what_is_missing())
             if self._stop.wait(START_TICK_S):
                 raise WorkerStartError("the pool was closed while it started")
-        self._started = True
+        self._posts.started = True
 
     def scale(self, num_workers: int, group: str | None = None) -> None:
         """Want so many workers; returns at once.
@@ -125,14 +112,14 @@ class Supervisor:
         with self._lock:
             post = self._posts.get(worker_id)
             if post is None:
-                known = ", ".join(sorted(self._posts)) or "none"
+                known = ", ".join(sorted(post.worker_id for post in self._posts)) or "none"
                 raise ConfigError(f"no worker {worker_id!r} in this pool; it has {known}")
             if post.stage in LEAVING:
                 return
             if not replace:
                 team = self._teams[post.group]
                 team.target = max(0, team.target - 1)
-            self._leave(post)
+            self._posts.leave(post)
 
     def status(self) -> PoolStatus:
         """How it stands, as of the last tick."""
@@ -140,10 +127,10 @@ class Supervisor:
             return PoolStatus(
                 name=self._config.name,
                 model=self._config.worker.encoder.model,
-                started=self._started,
+                started=self._posts.started,
                 targets={name: team.target for name, team in self._teams.items()},
-                workers=tuple(post.status(self._members.get(post.worker_id)) for post in self._posts.values()),
-                notes=tuple(self._notes),
+                workers=tuple(post.status(self._posts.member(post)) for post in self._posts),
+                notes=tuple(self._posts.notes),
             )
 
     def run(self) -> None:
@@ -171,60 +158,7 @@ class Supervisor:
     def _observe(self) -> None:
         sights, members = self._crew.look(), self._crew.members()
         with self._lock:
-            if members is not None:
-                self._members = {member.worker_id: member for member in members}
-                for worker_id in self._members.keys() - self._posts.keys():  # its last beat came after its end
-                    self._crew.forget(worker_id)
-            self._sights = sights
-            for post in self._posts.values():
-                sight = sights.get(post.worker_id, Sight(life=Life.DEAD, reason="its actor is gone"))
-                self._see(post, sight, self._members.get(post.worker_id))
-            self._see_crowds()
-
-    def _see(self, post: Post, sight: Sight, member: Member | None) -> None:
-        if post.stage is Stage.LOST:
-            return
-        if member is not None and member.incarnation != post.incarnation:
-            post.num_restarts += post.incarnation is not None
-            post.incarnation = member.incarnation
-        if member is not None and (member.error is not None or post.stage is Stage.READY):
-            post.error = member.error
-        if sight.life is Life.DEAD:
-            if post.stage is not Stage.ENDING:
-                self._lose(post, sight.reason)
-            return
-        if post.stage in LEAVING:
-            return
-        if member is not None and member.state is WorkerState.DRAINING:  # an earlier supervisor had begun that
-            self._teams[post.group].target -= 1
-            self._to(post, Stage.DRAINING)
-        elif sight.life is Life.AWAY:
-            if post.stage is Stage.READY and post.incarnation is not None:
-                self._crew.suspect(post.incarnation)
-            self._to(post, Stage.AWAY)
-        elif sight.life is Life.UP:
-            if sight.silent_s > self._config.stuck_timeout_s:
-                self._note(f"{post.worker_id} has not answered for {sight.silent_s:.0f} s: killed, it starts again")
-                self._crew.restart(post.worker_id)
-                self._to(post, Stage.AWAY)
-            elif member is not None and member.state is WorkerState.READY:
-                if post.stage is not Stage.READY:
-                    self._teams[post.group].got_one()
-                self._to(post, Stage.READY)
-                post.was_ready = True
-                post.error = None
-            elif post.stage is Stage.READY and (member is None or member.state is not WorkerState.READY):
-                self._to(post, Stage.AWAY)
-
-    def _see_crowds(self) -> None:
-        """Two workers on one GPU: what came too much is lost."""
-        gpus = {}
-        for post in self._posts.values():
-            member = self._members.get(post.worker_id)
-            if post.stage is Stage.READY and member is not None and member.gpu_uuid is not None:
-                gpus[post.worker_id] = (member.gpu_uuid, self._teams[post.group].config.gpu_share)
-        for uuid, worker_id, other in crowded_gpus(gpus):
-            self._lose(self._posts[worker_id], f"{other} and {worker_id} share GPU {uuid}")
+            self._posts.observe(sights, members)
 
     def _autoscale(self) -> None:
         """Change the targets of groups that may grow and shrink by themselves."""
@@ -234,9 +168,9 @@ class Supervisor:
         with self._lock:
             refused, self._num_refused = num_refused > self._num_refused, num_refused
             for team in self._teams.values():
-                posts = [post for post in self._posts.values() if post.group == team.config.name]
-                members = [self._members[post.worker_id] for post in posts if post.worker_id in self._members]
-                in_flight_ms = sum(member.in_flight_ms for member in members)
+                posts = [post for post in self._posts if post.group == team.config.name]
+                members = [self._posts.member(post) for post in posts]
+                in_flight_ms = sum(member.in_flight_ms for member in members if member is not None)
                 sample = LoadSample(time_s=self._now_s(), in_flight_ms=in_flight_ms, refused=refused)
                 wanted = team.wanted(posts, sample)
                 if wanted != team.target:
@@ -246,7 +180,7 @@ class Supervisor:
         try:
             self._check(team, wanted)
         except WorkerStartError as error:
-            self._note(f"{team.config.name} should have {wanted} workers ({why}): {error}")
+            self._posts.note(f"{team.config.name} should have {wanted} workers ({why}): {error}")
             return
         logger.warning("%s: %d workers instead of %d, %s", team.config.name, wanted, team.target, why)
         team.target = wanted
@@ -261,92 +195,21 @@ class Supervisor:
 
     def _advance(self) -> None:
         with self._lock:
-            for post in list(self._posts.values()):
-                self._step(post)
+            self._posts.advance()
             for name, team in self._teams.items():
                 self._level(name, team)
 
-    def _step(self, post: Post) -> None:
-        in_stage_s = self._now_s() - post.since_s
-        match post.stage:
-            case Stage.STARTING if in_stage_s > self._config.start_timeout_s and self._started:
-                why = self._crew.why_waiting([post.worker_id])
-                self._lose(post, f"not ready after {self._config.start_timeout_s:g} s{why and ': '}{why}")
-                if why and self._teams[post.group].target > 1:  # it will find no place the next time either
-                    self._teams[post.group].target -= 1
-            case Stage.DRAINING:
-                self._drain_further(post, in_stage_s)
-            case Stage.ENDING if in_stage_s > GRACE_S and self._is_gone(post, in_stage_s):
-                self._remove(post)
-            case _:
-                pass
-        if post.stage is Stage.LOST and self._started:
-            self._remove(post)
-
-    def _drain_further(self, post: Post, in_stage_s: float) -> None:
-        """Leases first, then the worker's queue: what is leased may still be sent."""
-        self._crew.stop_leases(post.worker_id)
-        member = self._members.get(post.worker_id)
-        late = in_stage_s > self._config.drain_timeout_s
-        leased = member is not None and (member.state is WorkerState.READY or member.num_leases > 0)
-        if leased and in_stage_s < LEASES_S:
-            return
-        if self._crew.drain(post.worker_id) or late:
-            if late:
-                self._note(
-                    f"{post.worker_id} was not empty after {self._config.drain_timeout_s:g} s: ended all the same"
-                )
-            self._to(post, Stage.ENDING)
-
-    def _is_gone(self, post: Post, in_stage_s: float) -> bool:
-        self._crew.end(post.worker_id)
-        sight = self._sights.get(post.worker_id)
-        return sight is None or sight.life is Life.DEAD or in_stage_s > GRACE_S + END_TIMEOUT_S
-
     def _level(self, name: str, team: Team) -> None:
         """Launch or take away as many workers as there are too few or too many."""
-        staying = [post for post in self._posts.values() if post.group == name and post.stage not in LEAVING]
+        staying = [post for post in self._posts if post.group == name and post.stage not in LEAVING]
         if len(staying) < team.target and self._now_s() >= team.not_before_s:
             for _ in range(team.target - len(staying)):
                 worker_id = team.next_id()
                 self._crew.launch(worker_id, team.config)
-                self._post(worker_id, name)
+                self._posts.add(worker_id, name)
         staying.sort(key=lambda post: (post.stage is Stage.READY, -post.number))
         for post in staying[: max(0, len(staying) - team.target)]:
-            self._leave(post)
-
-    # --- posts ---------------------------------------------------------------------------------------------------
-
-    def _post(self, worker_id: str, group: str) -> None:
-        self._posts[worker_id] = Post(worker_id=worker_id, group=group, stage=Stage.STARTING, since_s=self._now_s())
-
-    def _to(self, post: Post, stage: Stage) -> None:
-        if post.stage is not stage:
-            post.stage, post.since_s = stage, self._now_s()
-
-    def _leave(self, post: Post) -> None:
-        """Drain it, or end it at once if it never took part."""
-        self._crew.stop_leases(post.worker_id)
-        self._to(post, Stage.DRAINING if post.was_ready or post.worker_id in self._members else Stage.LOST)
-
-    def _lose(self, post: Post, reason: str) -> None:
-        if post.stage not in LEAVING:
-            team = self._teams[post.group]
-            if self._started:
-                self._note(f"{post.worker_id} is lost: {reason}")
-                team.lost_one(self._now_s())
-        if post.error is None:
-            post.error = ErrorNote(name=WorkerStartError.__name__, message=reason)
-        self._to(post, Stage.LOST)
-
-    def _remove(self, post: Post) -> None:
-        self._crew.bury(post.worker_id)
-        del self._posts[post.worker_id]
-        self._members.pop(post.worker_id, None)
-
-    def _note(self, text: str) -> None:
-        logger.warning("%s", text)
-        self._notes = [*self._notes, text][-NUM_NOTES:]
+            self._posts.leave(post)
 
     # --- targets -------------------------------------------------------------------------------------------------
 
@@ -359,18 +222,18 @@ class Supervisor:
             raise ConfigError(f"{said}; this pool has {known}")
         return self._teams[group]
 
-    # --- a start that fails --------------------------------------------------------------------------------------
-
-    def _raise_failure(self, post: Post) -> None:
-        if post.stage is Stage.LOST and post.error is not None:
-            raise WorkerStartError(f"{post.worker_id} could not start: {post.error.message}")
-        if post.error is not None:
-            raise start_error(post.worker_id, post.error)
-
     def _what_is_missing(self) -> str:
-        late = sorted(post.worker_id for post in self._posts.values() if post.stage is not Stage.READY)
+        late = sorted(post.worker_id for post in self._posts if post.stage is not Stage.READY)
         why = self._crew.why_waiting(late) or f"{', '.join(late)} still loading"
         return f"after {self._config.start_timeout_s:g} s {why}; free the resources, or raise start_timeout_s"
+
+
+def _raise_failure(post: Post) -> None:
+    """What a worker's first start came to, if that is nothing good."""
+    if post.stage is Stage.LOST and post.error is not None:
+        raise WorkerStartError(f"{post.worker_id} could not start: {post.error.message}")
+    if post.error is not None:
+        raise start_error(post.worker_id, post.error)
 
 
 def start_error(worker_id: str, note: ErrorNote) -> EncoderPoolError:

@@ -74,6 +74,7 @@ WITHOUT_TORCH = [
     "cluster.nodes",
     "cluster.placing",
     "cluster.planning",
+    "cluster.posts",
     "cluster.routing",
     "cluster.sources",
     "cluster.stats",

@@ -18,9 +18,10 @@ from cluster.crew import Life, Sight
 from cluster.groups import GroupConfig
 from cluster.leases import Lease, LeaseRequest
 from cluster.nodes import check_total, settle_groups
+from cluster.posts import GRACE_S, LEASES_S
 from cluster.router import Member, Router
 from cluster.status import Stage
-from cluster.supervisor import GRACE_S, LEASES_S, Supervisor
+from cluster.supervisor import Supervisor
 from encoder.errors import ConfigError, WeightsError, WorkerStartError
 from encoder.types import ItemShape
 from workers.messages import Beat, ErrorNote, WorkerState
@@ -288,6 +289,18 @@ def test_a_worker_that_restarts_is_away_until_it_is_ready_again() -> None:
     (worker,) = [worker for worker in stage.supervisor.status().workers if worker.worker_id == "worker-0"]
     assert (worker.stage, worker.num_restarts) == (Stage.READY, 1)
     assert len(stage.crew.launched) == 2
+
+
+def test_a_worker_whose_node_left_no_room_says_what_it_waits_for() -> None:
+    stage = Scene().started()
+    stage.crew.starts_by_itself, stage.crew.waiting = False, "worker-0 found no place"
+    stage.crew.kill("worker-0")
+    stage.ticks(125)
+    (worker, _) = stage.supervisor.status().workers
+    assert (worker.stage, worker.error) == (Stage.AWAY, "worker-0 found no place")
+    stage.crew.start("worker-0")
+    stage.ticks(1)
+    assert stage.supervisor.status().workers[0].error is None
 
 
 def test_an_idle_worker_that_dies_gets_no_leases_before_a_client_finds_out() -> None:
