@@ -44,17 +44,21 @@ def ready(pool: EncoderPool) -> set[str]:
 
 
 class Load:
-    """A client that encodes pictures over and over in a thread, some fifty a second, until told to finish."""
+    """A client that encodes pictures over and over in a thread until told to finish.
 
-    def __init__(self, pool: EncoderPool, pictures: list[Path]) -> None:
+    With pauses, since it shares two cores with the workers that come and go.
+    """
+
+    def __init__(self, pool: EncoderPool, pictures: list[Path], *, pause_s: float = 0.1) -> None:
         self.outcomes: list[Outcome] = []
+        self._pause_s = pause_s
         self._pool, self._pictures = pool, pictures
         self._finish = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _sources(self) -> Iterator[Path]:
         for picture in cycle(self._pictures):
-            if self._finish.wait(0.02):  # it shares two cores with the workers that come and go
+            if self._finish.wait(self._pause_s):
                 return
             yield picture
 
@@ -89,7 +93,7 @@ def test_two_programs_use_a_pool_that_grows_and_shrinks_and_nothing_is_lost(
     nodes: Cluster, standing: str, pictures: list[Path], tmp_path: Path
 ) -> None:
     out, folder = tmp_path / "out", str(pictures[0].parent)
-    command = [sys.executable, "-m", "cluster.cli", "encode", "--pool", standing, *[folder] * 12, "--out", str(out)]
+    command = [sys.executable, "-m", "cluster.cli", "encode", "--pool", standing, *[folder] * 5, "--out", str(out)]
     other = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, "RAY_ADDRESS": nodes.address}, text=True, stderr=subprocess.PIPE
     )
@@ -105,7 +109,7 @@ def test_two_programs_use_a_pool_that_grows_and_shrinks_and_nothing_is_lost(
         assert pool.stats().num_workers == 1
     _, said = other.communicate(timeout=90)
     assert other.returncode == 0, said
-    assert len((out / "manifest.jsonl").read_text().splitlines()) == 12 * len(pictures)
+    assert len((out / "manifest.jsonl").read_text().splitlines()) == 5 * len(pictures)
     with EncoderPool.connect(standing) as pool:  # closing one left the pool as it was
         assert pool.encode(pictures[0]).worker == "worker-0"
 
@@ -213,10 +217,10 @@ def test_resources_that_others_hold_fail_the_start_in_time_and_leave_nothing(nod
 
 
 def test_a_queue_brings_a_worker_and_its_end_takes_it_away(nodes: Cluster, pictures: list[Path]) -> None:
-    limits = {"min_workers": 1, "max_workers": 2, "target_queue_ms": 0.5, "up_after_s": 1, "down_after_s": 2}
+    limits = {"min_workers": 1, "max_workers": 2, "target_queue_ms": 0.1, "up_after_s": 1, "down_after_s": 2}
     config = tiny_config(num_workers=1, autoscale=limits, cpus_per_worker=CPUS)
     with EncoderPool.start(config) as pool:
-        with Load(pool, pictures) as load:
+        with Load(pool, pictures, pause_s=0.01) as load:
             until(lambda: len(ready(pool)) == 2, "no second worker came")
         assert [outcome.error for outcome in load.outcomes if outcome.error is not None] == []
         until(lambda: ready(pool) == {"worker-0"}, "the second worker stays")
