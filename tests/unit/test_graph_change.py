@@ -269,8 +269,8 @@ def test_a_busy_worker_keeps_most_of_its_throughput_while_it_changes(fake: tuple
         for thread in threads:
             thread.join(20)
     assert len(captures_s) == 3
-    # Each but the last was paid for with seven times its length of replays. This is what makes four fifths certain;
-    # rates depend on what else the machine does (about 0.88 on an idle one), and only a stall may fail the test.
+    # Each but the last was followed by seven times its length of replays: that is what makes four fifths certain.
+    # Rates depend on what else the machine does, so only a stall may fail the test.
     assert sum(captures_s[:-1]) < 1.1 * CAPTURE_SHARE * took_s
     assert during > 0.3 * before
 
