@@ -114,7 +114,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         priority: str = Priority.INTERACTIVE,
-        scope: str = "",
+        scope: str | None = "",
     ) -> Embedding:
         """Encode one image. Raises its typed error."""
         (outcome,) = self.encode_many([source], timeout_s=timeout_s, priority=priority, scope=scope)
@@ -129,7 +129,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         priority: str = Priority.BATCH,
-        scope: str = "",
+        scope: str | None = "",
     ) -> Generator[Outcome, None, None]:
         """Encode images as they come and hand out the outcomes in the same order.
 
@@ -140,7 +140,8 @@ class Client:
             timeout_s: deadline of each item, from the moment it is read.
             priority: "interactive" items pass "batch" items that wait, for as long as `batch_patience_s` of the
                 workers says.
-            scope: whose they are: the workers' caches answer them only with what came under the same name.
+            scope: whose they are: the workers' caches answer them only with what came under the same name. None: they
+                are encoded anew, and not kept.
         """
         from cluster.ordered import encode_in_order
 

@@ -35,7 +35,7 @@ class Item:
     timeout_s: float | None
     on_end: Callable[[Outcome], None]  # called once, in the thread that steps
     priority: Priority = Priority.INTERACTIVE
-    scope: str = ""  # whose it is, for the workers' caches
+    scope: str | None = ""  # whose it is, for the workers' caches; None: they neither answer nor keep it
     not_before_s: float = 0.0
     refused_s: float | None = None  # since when nobody takes it
     is_suspect: bool = False  # it was on a worker that died

@@ -67,7 +67,7 @@ class Leasing:
                 shape=item.shape,
                 num_bytes=item.encoded.nbytes,
                 exclude=frozenset(item.exclude),
-                digest=item.digest if self._says_content else 0,
+                digest=item.digest if self._says_content and item.scope is not None else 0,
             )
             for item in ripe
         ]

@@ -20,7 +20,7 @@ READ_SLICE_S = 0.02  # reading pauses this often to look after calls
 
 
 def encode_in_order(
-    client: Client, sources: Iterable[Source], *, timeout_s: float | None, priority: Priority, scope: str = ""
+    client: Client, sources: Iterable[Source], *, timeout_s: float | None, priority: Priority, scope: str | None = ""
 ) -> Generator[Outcome, None, None]:
     """Outcomes in the order of the sources. All work is done in the caller's thread, whenever it asks for the next."""
     ordered = _Ordered(client, sources, timeout_s, priority, scope)
@@ -34,7 +34,7 @@ class _Ordered:
     """What was read, what is done, and what was handed out."""
 
     def __init__(
-        self, client: Client, sources: Iterable[Source], timeout_s: float | None, priority: Priority, scope: str
+        self, client: Client, sources: Iterable[Source], timeout_s: float | None, priority: Priority, scope: str | None
     ) -> None:
         self.stream = Stream(client)
         self._client = client

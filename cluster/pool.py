@@ -183,7 +183,7 @@ class EncoderPool:
         model: str | None = None,
         timeout_s: float | None = None,
         priority: str = Priority.INTERACTIVE,
-        scope: str = "",
+        scope: str | None = "",
     ) -> Embedding:
         """Encode one image, given as a path or as its bytes, with the pool's model or this one of several.
 
@@ -198,7 +198,7 @@ class EncoderPool:
         model: str | None = None,
         timeout_s: float | None = None,
         priority: str = Priority.BATCH,
-        scope: str = "",
+        scope: str | None = "",
     ) -> Generator[Outcome, None, None]:
         """Outcomes in the order of the sources, streamed with bounded memory. See `Client.encode_many`.
 

@@ -292,6 +292,8 @@ class Router:
         self, model: str, seat: Seat, digest: int, plan: Plan, grids: tuple[Grid, ...], exclude: Collection[str]
     ) -> Seat:
         """The seat chosen, or a cheaper one on the worker that has such content in its cache."""
+        if not digest:
+            return seat
         if model in self._adapters:  # what one model made of some content is at home apart from what others made of it
             digest ^= zlib.crc32(model.encode())
         home = self._workers.get(self._homes.find(digest) or "")

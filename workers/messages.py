@@ -57,7 +57,7 @@ class EncodeItem:
     encoded: np.ndarray  # uint8: the bytes as they came; an array, so that pickle moves them out of band
     shape: ItemShape  # what the client's probe predicted
     timeout_s: float | None = None  # from arrival at the worker; None: no deadline
-    scope: str = ""  # whose it is: the cache answers only what came under the same name
+    scope: str | None = ""  # whose it is: the cache answers only what came under the same name; None: no cache for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

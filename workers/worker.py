@@ -255,7 +255,9 @@ class EncoderWorker:
 
     def _enter(self, job: Job, item: EncodeItem, gpu: GpuLoop) -> None:
         """Answer the item from the cache, let it wait for an identical one, or begin its work."""
-        if self._flights is None or self._state is not WorkerState.READY:  # what is on its way out refuses
+        if (
+            self._flights is None or item.scope is None or self._state is not WorkerState.READY
+        ):  # what is on its way out refuses
             self._begin(job, item, gpu)
             return
         started_s = self._now_s()

@@ -86,6 +86,7 @@ class Backend:
             arrived_s=arrived_s,
             timeout_s=timeout_s or self._config.default_timeout_s,
             priority=Priority(priority),
+            scope=share.caller if self._config.cache_by_token else "",
         )
         await work.prepare(max_answer_bytes=max_answer_bytes)
         return work

@@ -41,6 +41,10 @@ class GatewayConfig(BaseModel, frozen=True, extra="forbid"):
     """Bearer tokens: a line each with a name, the token, and what it may do if not all ("encode", "watch").
     None: everybody who reaches the gateway may use it."""
 
+    cache_by_token: bool = False
+    """Answer a token's items from the workers' caches only with what the same token sent before: otherwise the time
+    of an answer tells that somebody else has sent the same picture."""
+
     max_request_bytes: int = Field(default=256 * 2**20, ge=1)
     """Bytes of a request's body."""
 

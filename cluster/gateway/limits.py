@@ -129,6 +129,7 @@ class Share:
 
     def __init__(self, room: Room) -> None:
         self._room = room
+        self.caller = ""  # whose request it is
         self.num_items = 0
         self.num_bytes = 0
 

@@ -71,6 +71,7 @@ class Readiness:
                 note=header.note,
                 read_s=time.monotonic(),
                 timeout_s=2 * self._interval_s,
+                scope=None,  # an answer from a cache would say nothing of the encoder
                 on_end=self._end,
             )
             self._dispatcher.submit([item])

@@ -47,8 +47,9 @@ class Work:
         arrived_s: float,
         timeout_s: float,
         priority: Priority,
+        scope: str = "",
     ) -> None:
-        """`arrived_s`: when the request came, by `time.monotonic`."""
+        """`arrived_s`: when the request came, by `time.monotonic`; `scope`: whose embeddings may answer it."""
         self._dispatcher = dispatcher
         self._fetcher = fetcher
         self._items = items
@@ -57,6 +58,7 @@ class Work:
         self._arrived_s = arrived_s
         self._timeout_s = timeout_s
         self._priority = priority
+        self._scope = scope
         self._done: asyncio.Queue[ItemAnswer] = asyncio.Queue()
         self._ready: list[Ready] = []
         self._open: dict[int, Item] = {}
@@ -138,6 +140,7 @@ class Work:
             read_s=now_s,
             timeout_s=max(0.0, self._arrived_s + self._timeout_s - now_s),
             priority=self._priority,
+            scope=self._scope,
             on_end=partial(self._end, index),
         )
         num_bytes = shape.num_tokens * client.adapter.hidden_size * MAX_ITEMSIZE

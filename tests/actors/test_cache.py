@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import tiny_config
+from http_calls import Caller
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import EncoderPool
 from cluster.client import Embedding, Outcome
+from cluster.gateway.config import GatewayConfig
+from cluster.gateway.threaded import GatewayThread
 from cluster.lookup import Lookup
+from cluster.wire import as_float32, read_answer_item
 from encoder.errors import WorkerStartError
 from workers.cache_keys import content_digest
 
@@ -85,6 +89,41 @@ def test_the_pool_tells_prometheus_what_it_did(pool: EncoderPool, save_picture: 
     assert found["encpool_leases_to_cache_total"] >= 1
     assert found["encpool_leases_asked_total"] >= stats.num_items
     assert found["encpool_gpu_seconds_total"] > 0
+
+
+def test_a_gateway_answers_from_the_caches(pool: EncoderPool, save_picture: SavePicture) -> None:
+    picture = save_picture("asked-twice.jpg", 96, 64, seed=96).read_bytes()
+    with GatewayThread(pool, GatewayConfig(port=0)) as gateway, Caller(gateway.url) as caller:
+        before = pool.stats().cache.hits
+        first = caller.msgpack(items=[picture])
+        wait_idle(pool)
+        again = caller.msgpack(items=[picture])
+        assert first.statuses == again.statuses == [200]
+        one, other = (read_answer_item(reply.items[0]).tokens for reply in (first, again))
+        assert one is not None
+        assert other is not None
+        assert (as_float32(one) == as_float32(other)).all()
+        assert pool.stats().cache.hits == before + 1
+        text = caller.get("/metrics").body.decode()
+    assert 'result="hit"' in text
+
+
+def test_tokens_may_have_their_parts_of_the_caches_apart(
+    pool: EncoderPool, save_picture: SavePicture, tmp_path: Path
+) -> None:
+    picture = save_picture("of-two-tenants.jpg", 88, 64, seed=95).read_bytes()
+    tokens_file = tmp_path / "tokens"
+    tokens_file.write_text("one 1111111111111111\nother 2222222222222222\n")
+    config = GatewayConfig(port=0, tokens_file=tokens_file, cache_by_token=True)
+    hits = []
+    with GatewayThread(pool, config) as gateway:
+        for token in ("1" * 16, "2" * 16, "1" * 16):
+            with Caller(gateway.url, token) as caller:
+                before = pool.stats().cache.hits
+                assert caller.msgpack(items=[picture]).statuses == [200]
+            wait_idle(pool)
+            hits.append(pool.stats().cache.hits - before)
+    assert hits[:2] == [0, 0]
 
 
 def test_another_process_of_the_cluster_looks_up_by_digest(pool: EncoderPool, save_picture: SavePicture) -> None:

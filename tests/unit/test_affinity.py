@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from fakes import TOKENS, Clock, fake_adapter, graph, report
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,12 @@ def test_the_same_content_goes_where_it_was_and_counts_little() -> None:
     assert sum(in_flight_ms(pool).values()) < 30 * COST_MS * HIT_SHARE * 1.01
     settle(pool, again)
     assert set(in_flight_ms(pool).values()) == {0.0}
+
+
+def test_items_without_a_digest_have_no_home() -> None:
+    pool = router()
+    settle(pool, send(pool, 7, 0, 0, 0))
+    assert [lease.cost_ms for lease in send(pool, 0, 0, 7)] == [COST_MS, COST_MS, pytest.approx(COST_MS * HIT_SHARE)]
 
 
 def test_copies_in_one_ask_go_to_one_worker() -> None:

@@ -204,6 +204,13 @@ def test_one_scope_never_hits_what_another_put_there(rig: Rig) -> None:
     assert rig.brightnesses == [7, 7, 7]
 
 
+def test_an_item_without_a_scope_is_encoded_anew_and_not_kept(rig: Rig) -> None:
+    for _ in range(2):
+        assert not rig.call("x", scope=None).result(20).items[0].cached
+    assert rig.brightnesses == [7, 7]
+    assert rig.stats.num_entries == rig.stats.misses == 0
+
+
 def test_a_draining_worker_answers_nothing_from_the_cache(rig: Rig) -> None:
     rig.worker.encode(batch(PICTURE))
     until(lambda: rig.stats.num_entries == 1)
