@@ -1,4 +1,4 @@
-"""`encpool bench`: measure the engine, the router, a pool, or a worker that changes its graphs."""
+"""`encpool bench`: measure the engine, the router, a pool, its gateway, or a worker that changes its graphs."""
 
 from __future__ import annotations
 
@@ -43,6 +43,19 @@ def add(commands: Commands) -> None:
     pool.add_argument("--repeats", type=positive, default=50, metavar="N", help="single images (default: %(default)s)")
     _add_files(pool)
     pool.set_defaults(run=run_pool)
+
+    gateway = subjects.add_parser("gateway", help="HTTP beside the client inside the cluster, on the same pool")
+    gateway.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration")
+    gateway.add_argument(
+        "--repeats", type=positive, default=60, metavar="N", help="single images (default: %(default)s)"
+    )
+    gateway.add_argument("--items", type=positive, default=384, metavar="N", help="saturated (default: %(default)s)")
+    gateway.add_argument("--connections", type=positive, default=64, metavar="N", help="at once (default: %(default)s)")
+    gateway.add_argument(
+        "--requests", type=positive, default=10_000, metavar="N", help="to watch the memory over (default: %(default)s)"
+    )
+    _add_files(gateway)
+    gateway.set_defaults(run=run_gateway)
 
     change = subjects.add_parser("change", help="one saturated worker while it changes its graphs, without a pool")
     change.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
@@ -100,6 +113,23 @@ def run_pool(parsed: argparse.Namespace) -> int:
     config = parse_config(values, source="bench pool")
     num_items = parsed.items or (1000 if num_gpus else 100)
     report = bench_pool(config, num_items=num_items, repeats=parsed.repeats, on_gpu=num_gpus > 0)
+    return _show(report, parsed, table, write_json, write_plot)
+
+
+def run_gateway(parsed: argparse.Namespace) -> int:
+    """Measure the gateway."""
+    from cluster.benchmark.gateway import bench_gateway, table, write_json, write_plot
+    from cluster.config import load_config, parse_config
+
+    default = {"num_workers": 2, "worker": {"encoder": {"model": DEFAULT_MODEL}}}
+    config = load_config(parsed.config) if parsed.config else parse_config(default, source="bench gateway")
+    report = bench_gateway(
+        config,
+        repeats=parsed.repeats,
+        num_items=parsed.items,
+        connections=parsed.connections,
+        num_requests=parsed.requests,
+    )
     return _show(report, parsed, table, write_json, write_plot)
 
 
