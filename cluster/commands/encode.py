@@ -37,7 +37,9 @@ def add(commands: Commands) -> None:
     encode.add_argument(
         "--model", metavar="NAME|DIR", help=f"a preset, a snapshot directory or a hub id (default: {DEFAULT_MODEL})"
     )
-    encode.add_argument("--encoder", metavar="NAME", help="which of the models that the configuration's groups have")
+    encode.add_argument(
+        "--encoder", metavar="NAME", help="which of the models that the configuration's groups, or the gateway, have"
+    )
     encode.add_argument(
         "--workers", type=positive, metavar="N", help="number of workers (default: one a GPU, or one on the CPU)"
     )
@@ -98,15 +100,19 @@ def _choose(config: PoolConfig, encoder: str | None) -> str:
 
 def _encode_there(parsed: argparse.Namespace) -> RunSummary:
     """Through a gateway."""
-    if given := [
-        name for name in ("config", "model", "encoder", "workers", "dtype") if getattr(parsed, name) is not None
-    ]:
+    if given := [name for name in ("config", "model", "workers", "dtype") if getattr(parsed, name) is not None]:
         raise ConfigError(f"--{given[0]} is the gateway's affair; leave it out with --url")
     from cluster.http_client import HttpClient
     from cluster.sources import find_sources
+    from cluster.wire import EncodeOptions
 
-    with HttpClient(parsed.url, token=os.environ.get(TOKEN_VARIABLE)) as client:
-        model = client.models()[0]
+    options = EncodeOptions(model=parsed.encoder)
+    with HttpClient(parsed.url, token=os.environ.get(TOKEN_VARIABLE), options=options) as client:
+        served = client.models()
+        named = [model for model in served if parsed.encoder in (None, model["id"])]
+        if not named:
+            raise ConfigError(f"--encoder: no {parsed.encoder!r} there; served: {', '.join(m['id'] for m in served)}")
+        model = named[0]
         sources = find_sources(parsed.paths, videos="video" in model.get("modalities", ()))
         from cluster.encode_files import encode_files_over_http
 

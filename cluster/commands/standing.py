@@ -33,6 +33,7 @@ def add(commands: Commands) -> None:
     )
     up.add_argument("--config", type=Path, required=True, metavar="FILE", help="the pool's YAML configuration")
     up.add_argument("--name", metavar="NAME", help="what to call it (default: `name` in FILE, or default)")
+    up.add_argument("--serve", action="store_true", help="with an HTTP gateway on this node, as `gateway` in FILE says")
     up.set_defaults(run=run_up)
 
     status = commands.add_parser("status", help="how a pool's workers stand")
@@ -88,6 +89,7 @@ def run_up(parsed: argparse.Namespace) -> int:
         own = local_ray.attach(address, show_logs=True)
         _say(f"starting {config.num_workers} workers with {config.worker.encoder.model} ...")
         status = raise_pool(config, watch=_Progress())
+        url = _raise_gateway(config) if parsed.serve else None
     except BaseException:
         if head is not None and (own is None or not pools_here()):  # nobody else has begun to use it
             stop_head(head)
@@ -96,7 +98,21 @@ def run_up(parsed: argparse.Namespace) -> int:
         if own is not None:
             own.shutdown()
     print(f"pool {config.name!r} is up with {status.num_ready} workers; `encpool down {config.name}` ends it")
+    if url is not None:
+        print(f"serving {config.worker.encoder.model} on {url}")
     return OK
+
+
+def _raise_gateway(config: PoolConfig) -> str:
+    """Its URL. Without a gateway there shall be no pool either."""
+    from cluster.gateway.actor import raise_gateway
+    from cluster.standing import end_pool
+
+    try:
+        return raise_gateway(config)
+    except BaseException:
+        end_pool(config.name)
+        raise
 
 
 class _Progress:

@@ -167,7 +167,7 @@ class Gateway:
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
         """`GET /ready`: a worker encoded something a short while ago."""
-        self.backend().readiness.check()
+        self.backend().check_ready()
         return web.json_response({"status": "ready"})
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:

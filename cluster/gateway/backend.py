@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster.client import Client
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.dispatch import Dispatcher
 from cluster.gateway.fetch import Fetcher
@@ -17,57 +18,60 @@ from workers.priority import Priority
 
 
 class Backend:
-    """A pool as the gateway uses it. Belongs to the event loop, but for the dispatcher."""
+    """A pool as the gateway uses it: a dispatcher and a probe for each of its models. Belongs to the event loop."""
 
     def __init__(self, pool: EncoderPool, config: GatewayConfig) -> None:
         """The pool stays the caller's."""
         self.pool = pool
         self._config = config
-        self.dispatcher = Dispatcher(pool.client, config)
-        max_bytes = max_item_bytes(pool.client.adapter, pool.config.worker.encoder)
+        names = dict.fromkeys(group.worker.encoder.model for group in pool.config.worker_groups)
+        self._dispatchers = {name: Dispatcher(pool.client_for(name), config) for name in names}
+        self._readiness = [Readiness(dispatcher, config) for dispatcher in self._dispatchers.values()]
+        clients = [dispatcher.client for dispatcher in self._dispatchers.values()]
+        max_bytes = max(max_item_bytes(client.adapter, client.config.worker.encoder) for client in clients)
         self._fetcher = Fetcher(config.media_urls, max_bytes=max_bytes)
-        self.readiness = Readiness(self.dispatcher, config)
 
     def start(self) -> None:
         """Take work."""
-        self.dispatcher.start()
-        self.readiness.start()
+        for dispatcher in self._dispatchers.values():
+            dispatcher.start()
+        for readiness in self._readiness:
+            readiness.start()
 
     async def close(self) -> None:
         """Drop what is left."""
-        self.readiness.close()
+        for readiness in self._readiness:
+            readiness.close()
         await self._fetcher.close()
-        self.dispatcher.close()
+        for dispatcher in self._dispatchers.values():
+            dispatcher.close()
+
+    def check_ready(self) -> None:
+        """Raises WorkerLostError when a model was not encoded with for too long."""
+        for readiness in self._readiness:
+            readiness.check()
 
     @property
     def models(self) -> list[dict[str, object]]:
         """What is served, the default first, as OpenAI's clients list models."""
-        encoder = self.pool.config.worker.encoder
-        return [
-            {
-                "id": encoder.model,
-                "object": "model",
-                "created": 0,
-                "owned_by": "encpool",
-                "hidden_size": self.pool.client.adapter.hidden_size,
-                "dtype": encoder.dtype,
-                "modalities": list(resolve_model(encoder.model).family.modalities),
-                "max_pixels": encoder.max_pixels,
-                "max_bytes": encoder.max_bytes,
-            }
-        ]
+        return [_about(dispatcher.client) for dispatcher in self._dispatchers.values()]
 
     def model(self, name: str | None) -> str:
         """The model of a request that asks for this one. Raises UnknownModelError."""
-        served = [str(model["id"]) for model in self.models]
+        served = list(self._dispatchers)
         if name is None:
             return served[0]
         if name not in served:
             raise UnknownModelError(f"no model {name!r} here; served: {', '.join(served)}")
         return name
 
+    def width(self, model: str) -> int:
+        """Numbers of a token."""
+        return self._dispatchers[model].client.adapter.hidden_size
+
     async def begin(
         self,
+        model: str,
         items: tuple[RequestItem, ...],
         share: Share,
         *,
@@ -79,7 +83,7 @@ class Backend:
         """The work of one request, ready to be sent. Raises RequestTooLargeError and Refused."""
         share.take(num_items=len(items))
         work = Work(
-            self.dispatcher,
+            self._dispatchers[model],
             self._fetcher,
             items,
             share,
@@ -90,3 +94,18 @@ class Backend:
         )
         await work.prepare(max_answer_bytes=max_answer_bytes)
         return work
+
+
+def _about(client: Client) -> dict[str, object]:
+    encoder = client.config.worker.encoder
+    return {
+        "id": encoder.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "encpool",
+        "hidden_size": client.adapter.hidden_size,
+        "dtype": encoder.dtype,
+        "modalities": list(resolve_model(encoder.model).family.modalities),
+        "max_pixels": encoder.max_pixels,
+        "max_bytes": encoder.max_bytes,
+    }

@@ -67,11 +67,12 @@ async def embeddings(gateway: Gateway, request: web.Request) -> web.StreamRespon
         gateway.counters.body(len(body))
         asked = _parsed(bytes(body))
         model = backend.model(asked.model)
-        width = backend.pool.client.adapter.hidden_size
+        width = backend.width(model)
         if asked.dimensions not in (None, width):
             raise RequestError(f"dimensions: {model} gives {width}, which cannot be cut to {asked.dimensions}")
         items = _items(asked.input, config.max_request_items)
         work = await backend.begin(
+            model,
             items,
             share,
             arrived_s=arrived_s,

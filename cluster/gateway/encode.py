@@ -33,6 +33,7 @@ async def encode(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         options = asked.options
         model = backend.model(options.model)
         work = await backend.begin(
+            model,
             asked.items,
             share,
             arrived_s=arrived_s,

@@ -48,7 +48,7 @@ class Watch:
         return {
             "time_s": time.time(),
             "state": gateway.state,
-            "model": None if gateway.pool is None else gateway.pool.config.worker.encoder.model,
+            "model": None if gateway.pool is None else ", ".join(models_of(gateway.pool)),
             "requests": gateway.recent.requests(),
             "in_flight": {
                 "requests": gateway.room.num_requests,
@@ -58,6 +58,11 @@ class Watch:
             "errors": gateway.recent.errors,
             "pool": self._pool,
         }
+
+
+def models_of(pool: EncoderPool) -> list[str]:
+    """Names of what it serves."""
+    return list(dict.fromkeys(group.worker.encoder.model for group in pool.config.worker_groups))
 
 
 def pool_stats(stats: PoolStats) -> dict[str, Any]:
@@ -108,7 +113,7 @@ def worker_stats(report: WorkerReport, columns: dict[str, dict[str, Any]]) -> di
         key = known.get(name)
         if key is None:
             continue
-        axis = f"{key.path}: {', '.join(map(str, key.axis_keys))}"
+        axis = f"{key.encoder.partition('@')[0]} {key.path}: {', '.join(map(str, key.axis_keys))}"
         short = f"{axis}/{key.token_budget}"
         columns.setdefault(short, {"name": short, "axis": axis, "budget": key.token_budget})
         use = report.stats.graph_uses.get(name)

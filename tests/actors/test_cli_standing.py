@@ -35,16 +35,25 @@ def encpool(tmp_path: Path) -> Iterator[Command]:
 
 
 @pytest.mark.timeout(400)
-def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(encpool: Command, tmp_path: Path) -> None:
+def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
+    encpool: Command, tmp_path: Path, save_picture: Callable[..., Path]
+) -> None:
     config = tmp_path / "pool.yaml"
-    config.write_text("num_workers: 1\nname: photos\nworker: {device: cpu, encoder: {model: tiny-minicpmv-2.6}}\n")
-    up = encpool("up", "--config", str(config))
+    config.write_text(
+        "num_workers: 1\nname: photos\nworker: {device: cpu, encoder: {model: tiny-minicpmv-2.6}}\ngateway: {port: 0}\n"
+    )
+    up = encpool("up", "--config", str(config), "--serve")
     assert up.returncode == 0, up.stderr
     assert "pool 'photos' is up with 1 workers" in up.stdout
     assert "no Ray cluster is named: starting one on this machine" in up.stderr
     head = Head(**json.loads((tmp_path / "state/head.json").read_text()))
     assert head.token_file is not None
     assert stat.S_IMODE(Path(head.token_file).stat().st_mode) == 0o600
+
+    url = up.stdout.rpartition(" on ")[2].strip()
+    over_http = encpool("encode", str(save_picture("photo.png")), "--out", str(tmp_path / "out"), "--url", url)
+    assert over_http.returncode == 0, over_http.stderr
+    assert "1 items in" in over_http.stdout
 
     told = json.loads(encpool("status", "--json").stdout)
     assert (told["name"], told["num_ready"], told["workers"][0]["worker"]) == ("photos", 1, "worker-0")

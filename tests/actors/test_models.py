@@ -11,6 +11,10 @@ from fakes import tiny_config
 
 from cluster import EncoderPool
 from cluster.config import PoolConfig
+from cluster.gateway.config import GatewayConfig
+from cluster.gateway.threaded import GatewayThread
+from cluster.http_client import HttpClient
+from cluster.wire import EncodeOptions
 from encoder.errors import ConfigError
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner
@@ -55,3 +59,13 @@ def test_a_model_must_be_named_and_known(models_pool: EncoderPool) -> None:
         models_pool.encode(b"picture")
     with pytest.raises(ConfigError, match=r"no model 'tiny-clip' in this pool; choose one of"):
         models_pool.encode(b"picture", model="tiny-clip")
+
+
+def test_a_gateway_serves_every_model(models_pool: EncoderPool, save_picture: Callable[..., Path]) -> None:
+    picture = save_picture("a.png")
+    with GatewayThread(models_pool, GatewayConfig(port=0)) as gateway:
+        for model in MODELS:
+            with HttpClient(gateway.url, options=EncodeOptions(model=model)) as client:
+                assert [entry["id"] for entry in client.models()] == list(MODELS)
+                tokens = client.encode(picture).torch()
+            torch.testing.assert_close(tokens, models_pool.encode(picture, model=model).tokens, rtol=1e-4, atol=1e-5)

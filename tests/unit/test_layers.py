@@ -27,6 +27,7 @@ RAY_FILES = {
     "cluster/roster.py",
     "cluster/standing.py",
     "cluster/client.py",
+    "cluster/gateway/actor.py",
     "cluster/lookup.py",
     "cluster/transport.py",
     "cluster/local_ray.py",
