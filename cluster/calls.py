@@ -183,9 +183,9 @@ class Calls:
         self._leasing.leave(call.worker_id)
 
     def _blame(self, item: Item, call: Call, reason: str) -> None:
-        num_deaths = self._client.trials.blame(item.encoded, call.incarnation)
+        num_deaths = self._client.trials.blame(item.encoded, call.incarnation, alone=call.is_trial)
         item.is_suspect, item.refused_s = True, None
-        if len(call.items) > 1 or num_deaths < self._config.poison_after:
+        if not call.is_trial or num_deaths < self._config.poison_after:
             self._count_retries("died", 1)
             self._leasing.retry_elsewhere([item])
             return

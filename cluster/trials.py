@@ -12,7 +12,7 @@ from cluster.quarantine import Edition, News, Quarantine
 from encoder.errors import PoisonItemError
 from workers.cache_keys import content_digest
 
-RECENT_S = 30.0
+RECENT_S = 120.0
 MAX_DOUBTS = 2
 MAX_BLAMED = 4096  # contents of which deaths are remembered
 
@@ -35,7 +35,8 @@ class Trials:
         self._workers: set[str] = set()  # with an item on board that was on a dying worker
         self._poison = Quarantine(now_s=now_s)
         self._deaths: dict[str, float] = {}  # when workers died with no suspect on board, by incarnation
-        self._died_on: dict[bytes, set[str]] = {}  # by digest: incarnations that died with such content on board
+        # By digest: incarnations that died with such content on board, when, and whether it was alone in its call.
+        self._died_on: dict[bytes, dict[str, tuple[float, bool]]] = {}
         self.heard: Edition | None = None  # of the router's quarantine
 
     def begin(self, worker_id: str) -> bool:
@@ -58,21 +59,25 @@ class Trials:
             self._deaths = {name: when_s for name, when_s in self._deaths.items() if now_s - when_s < RECENT_S}
             self._deaths.setdefault(incarnation, now_s)
 
-    def blame(self, encoded: np.ndarray, incarnation: str) -> int:
-        """A worker died with this content on board; returns how many did so far, less the benefit of the doubt.
+    def blame(self, encoded: np.ndarray, incarnation: str, *, alone: bool) -> int:
+        """A worker died with this content on board; returns how many deaths speak against it.
 
-        Workers that died lately without it tell that they die for other reasons too: each counts for it, up to
-        MAX_DOUBTS.
+        Those of the last RECENT_S when it was tried `alone` count each, those in company together as one: content that
+        comes often is on board of many workers. Workers that died lately without it tell that they die for other
+        reasons too: each counts for it, up to MAX_DOUBTS.
         """
         digest = content_digest(encoded.data)
         with self._lock:
-            died_on = self._died_on.setdefault(digest, set())
-            died_on.add(incarnation)
+            now_s = self._now_s()
+            before = self._died_on.pop(digest, {})
+            died_on = {name: death for name, death in before.items() if now_s - death[0] < RECENT_S}
+            died_on[incarnation] = (now_s, alone)
+            self._died_on[digest] = died_on
             if len(self._died_on) > MAX_BLAMED:
                 del self._died_on[next(iter(self._died_on))]
-            now_s = self._now_s()
-            others = {name for name, when_s in self._deaths.items() if now_s - when_s < RECENT_S} - died_on
-            return len(died_on) - min(MAX_DOUBTS, len(others))
+            others = {name for name, when_s in self._deaths.items() if now_s - when_s < RECENT_S}.difference(died_on)
+            num_alone = sum(was_alone for _, was_alone in died_on.values())
+            return num_alone + (num_alone < len(died_on)) - min(MAX_DOUBTS, len(others))
 
     def refuse_poison(self, encoded: np.ndarray) -> None:
         """Raises PoisonItemError for content that is in quarantine."""

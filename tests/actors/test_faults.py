@@ -198,6 +198,7 @@ def test_work_of_a_killed_client_is_dropped_and_its_leases_end(
     time.sleep(0.5)
     process.kill()
     process.wait(20)
+    process.stdout.close()
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     before = crowd.stats().num_items

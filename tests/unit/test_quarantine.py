@@ -106,17 +106,19 @@ def test_news_come_only_to_those_who_know_another_edition() -> None:
 def test_deaths_of_other_workers_speak_for_an_item() -> None:
     clock = Clock()
     trials = Trials(now_s=clock)
-    assert trials.blame(content(1), "a/0") == 1
+    assert trials.blame(content(1), "a/0", alone=False) == 1
     trials.note_death("a/0")
-    assert trials.blame(content(1), "b/0") == 2  # both died with it
+    assert trials.blame(content(1), "b/0", alone=True) == 2  # both died with it
     for name in ("c/0", "d/0", "e/0"):
         trials.note_death(name)
-    assert trials.blame(content(1), "b/1") == 1  # three died without it: two doubts at most
+    assert trials.blame(content(1), "b/1", alone=True) == 1  # three died without it: two doubts at most
     clock.now += RECENT_S + 1
-    assert trials.blame(content(1), "b/2") == 4  # long ago
+    assert trials.blame(content(1), "b/2", alone=True) == 1  # the others are long ago
 
 
-def test_copies_of_an_item_share_its_blame() -> None:
+def test_content_that_is_on_board_everywhere_is_not_to_blame_for_it() -> None:
     trials = Trials(now_s=Clock())
-    assert [trials.blame(content(1), name) for name in ("a/0", "a/0", "b/0")] == [1, 1, 2]
-    assert trials.blame(content(2), "b/0") == 1
+    for number in range(9):
+        assert trials.blame(content(1), f"a/{number}", alone=False) == 1
+    assert trials.blame(content(1), "b/0", alone=True) == 2
+    assert trials.blame(content(2), "b/0", alone=False) == 1
