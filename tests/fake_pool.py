@@ -40,6 +40,7 @@ class FakePool:
         self.log: list[tuple[str, int]] = []  # worker and number of items of each call
         self.cancelled: list[str | int] = []
         self.max_calls_each = 0
+        self.num_lost_calls = 0  # that were under way to a worker when it restarted
         self.newest_first = True  # the worst case for order
         self.answer: Behaviour = encoded
         self._numbers = itertools.count()
@@ -68,6 +69,7 @@ class FakePool:
     def result(self, call: Any) -> EncodeResult:
         worker_id, incarnation, batch = self.calls.pop(call)
         if incarnation != self.incarnations[worker_id]:
+            self.num_lost_calls += 1
             raise WorkerGone("ActorDiedError")
         result = self.answer(worker_id, batch)
         self.router.beat(

@@ -375,7 +375,7 @@ def test_every_item_ends_in_exactly_one_outcome(faults: list[str]) -> None:
         error: EncoderPoolError | None = outcome.error
         assert (outcome.embedding is None) != (error is None)
         assert error is None or isinstance(error, PoisonItemError | WorkerLostError)
-    if "die" not in faults:
+    if "die" not in faults and not pool.num_lost_calls:  # a restart takes the worker's other calls along
         assert all(outcome.error is None for outcome in outcomes)
 
 
