@@ -17,7 +17,7 @@ from encoder.pictures import draw_picture
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[EncoderPool]:
-    with EncoderPool.start(tiny_config()) as pool:
+    with EncoderPool.start(tiny_config(cpus_per_worker=0.1)) as pool:  # beside the pools of other tests
         yield pool
 
 
