@@ -155,7 +155,7 @@ def test_items_of_a_killed_worker_are_on_another_within_seconds(
     noticed_s = suspected[victim.incarnation]
     again_s = min(moment for moment in started if moment >= noticed_s)
     print(f"noticed after {noticed_s - killed_s:.2f} s, first re-dispatch after {again_s - killed_s:.2f} s")
-    assert again_s - killed_s < 5  # well below 1 s on an idle machine
+    assert again_s - killed_s < 5  # calls to a killed actor fail within 0.15 s; the rest is a busy machine
 
 
 @pytest.mark.timeout(180)
