@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from cluster.client import Outcome as Outcome
     from cluster.config import PoolConfig as PoolConfig
     from cluster.config import load_config as load_config
+    from cluster.lifecycle.stats import PoolStats as PoolStats
     from cluster.pool import EncoderPool as EncoderPool
-    from cluster.stats import PoolStats as PoolStats
     from cluster.vllm import to_vllm as to_vllm
 
 _HOMES = {
     "EncoderPool": "cluster.pool",
-    "PoolStats": "cluster.stats",
+    "PoolStats": "cluster.lifecycle.stats",
     "Embedding": "cluster.client",
     "Outcome": "cluster.client",
     "PoolConfig": "cluster.config",

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cluster.config import PoolConfig
-from cluster.leases import Lease, LeaseRequest, Refusal, pack, unpack
-from cluster.presence import Presence
-from cluster.traces import TraceRecord, TraceWriter
-from cluster.transport import Transport
-from cluster.trials import Trials
+from cluster.planning.traces import TraceRecord, TraceWriter
+from cluster.routing.leases import Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.streams.presence import Presence
+from cluster.streams.transport import Transport
+from cluster.streams.trials import Trials
 from encoder.adapters.base import EncoderAdapter
 from encoder.errors import (
     BadMediaError,
@@ -143,7 +143,7 @@ class Client:
             scope: whose they are: the workers' caches answer them only with what came under the same name. None: they
                 are encoded anew, and not kept.
         """
-        from cluster.ordered import encode_in_order
+        from cluster.streams.ordered import encode_in_order
 
         if self.closed:
             raise PoolClosedError("the pool is closed")

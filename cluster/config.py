@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from cluster.gateway.config import GatewayConfig
 from cluster.groups import SHARED, AutoscaleConfig, GroupConfig, inherit, starts_within
-from cluster.replan_config import ReplanConfig
+from cluster.planning.replan_config import ReplanConfig
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
 from workers.config import WorkerConfig

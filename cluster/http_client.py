@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgpack
 
-from cluster.wire import (
+from cluster.gateway.wire import (
     MSGPACK,
     EncodeOptions,
     ItemAnswer,

@@ -12,7 +12,7 @@ import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
 
-from cluster.roster import ROUTER, Roster, find_actor
+from cluster.lifecycle.roster import ROUTER, Roster, find_actor
 from encoder.errors import WorkerStartError
 from workers.cache_keys import short_digest
 from workers.messages import EncodeResult

@@ -15,19 +15,19 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 
-from cluster import local_ray
 from cluster.client import Client, Embedding, Outcome, Source
 from cluster.config import PoolConfig, load_config
-from cluster.fleet import RayFleet, replanning
-from cluster.launching import RayCrew
+from cluster.lifecycle import local_ray
+from cluster.lifecycle.launching import RayCrew
+from cluster.lifecycle.roster import ROUTER, Roster, find_actor
+from cluster.lifecycle.standing import SupervisorCalls
+from cluster.lifecycle.stats import PoolStats
+from cluster.lifecycle.status import PoolStatus
+from cluster.lifecycle.supervisor import Supervisor
 from cluster.metrics import render_prometheus
-from cluster.roster import ROUTER, Roster, find_actor
-from cluster.router import Member
-from cluster.standing import SupervisorCalls
-from cluster.stats import PoolStats
-from cluster.status import PoolStatus
-from cluster.supervisor import Supervisor
-from cluster.transport import Gate, RayTransport
+from cluster.planning.fleet import RayFleet, replanning
+from cluster.routing.router import Member
+from cluster.streams.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import ConfigError, PoolClosedError, WorkerLostError, WorkerStartError
 from workers.messages import TracedItem

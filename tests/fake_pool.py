@@ -12,9 +12,9 @@ from fakes import HIDDEN, Clock, fake_adapter, graph, picture, report
 
 from cluster.client import Client
 from cluster.config import PoolConfig
-from cluster.leases import Answer, Ask
-from cluster.router import Router
-from cluster.transport import WorkerGone
+from cluster.routing.leases import Answer, Ask
+from cluster.routing.router import Router
+from cluster.streams.transport import WorkerGone
 from encoder.config import EncoderConfig
 from workers.config import WorkerConfig
 from workers.messages import Beat, EncodeBatch, EncodeResult, ErrorNote, ItemResult, WorkerState

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgpack
 
-from cluster.wire import JSON, MSGPACK
+from cluster.gateway.wire import JSON, MSGPACK
 
 TIMEOUT_S = 60.0
 

@@ -34,7 +34,7 @@ class EncoderWorkerActor:
     """Registers with the router once it can encode, or cannot; beats from then on. Restarted, it does so again."""
 
     def __init__(self, worker_id: str, config: WorkerConfig, router_name: str, namespace: str) -> None:
-        """`router_name` is the actor name of the pool's `cluster.router.RouterActor`.
+        """`router_name` is the actor name of the pool's `cluster.routing.router.RouterActor`.
 
         A name, not a handle: a restart must not depend on a handle that its creator may have dropped.
         """

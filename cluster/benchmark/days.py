@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from cluster.benchmark.simulated import GRIDS, NUM_KEYS, WEIGHTS, simulated_router
-from cluster.leases import Ask
+from cluster.routing.leases import Ask
 
 NOISE = 0.1  # of what items take in truth, to what was predicted
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from cluster.wire import MSGPACK, EncodeOptions, RequestItem, write_request
+from cluster.gateway.wire import MSGPACK, EncodeOptions, RequestItem, write_request
 from encoder.errors import WorkerStartError
 
 TIMEOUT_S = 1800.0

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from cluster.pool import EncoderPool
-from cluster.transport import Transport
+from cluster.streams.transport import Transport
 from encoder.errors import ConfigError
 from encoder.pictures import Size, draw_picture
 from workers.messages import EncodeBatch

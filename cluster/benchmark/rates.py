@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.benchmark.simulated import BATCH, asks, simulated_router
-from cluster.leases import Answer, Ask
-from cluster.router import Router
-from cluster.routing import WorkerView
+from cluster.routing.assign import WorkerView
+from cluster.routing.leases import Answer, Ask
+from cluster.routing.router import Router
 
 KEPT_CALLS = 4  # calls in flight; older ones are settled between the timed ones
 
@@ -99,7 +99,7 @@ def measure_actor(num_workers: int, *, num_calls: int, repeats: int = 7) -> dict
     import ray
 
     from cluster.config import parse_config
-    from cluster.local_ray import connect
+    from cluster.lifecycle.local_ray import connect
 
     own = connect(parse_config({"num_workers": 1, "worker": {"encoder": {"model": "simulated"}}}, source="bench"))
     try:

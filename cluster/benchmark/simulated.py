@@ -9,8 +9,8 @@ import math
 import random
 from typing import cast
 
-from cluster.leases import Ask, LeaseRequest, pack
-from cluster.router import Router
+from cluster.routing.leases import Ask, LeaseRequest, pack
+from cluster.routing.router import Router
 from encoder.adapters.base import EncoderAdapter
 from encoder.packing import GraphView
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, ItemShape, SegmentShape

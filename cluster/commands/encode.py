@@ -13,7 +13,7 @@ from encoder.errors import ConfigError
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
     from cluster.config import PoolConfig
-    from cluster.encode_files import RunSummary
+    from cluster.files.encode_files import RunSummary
     from cluster.pool import EncoderPool
 
 TOKEN_VARIABLE = "ENCPOOL_TOKEN"
@@ -67,13 +67,13 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _encode_here(parsed: argparse.Namespace, config: PoolConfig, pool: EncoderPool | PoolConfig) -> RunSummary:
-    from cluster.sources import find_sources
+    from cluster.files.sources import find_sources
     from encoder.adapters.base import TakesVideo
     from encoder.adapters.registry import load_adapter
 
     model = _choose(config, parsed.encoder)
     sources = find_sources(parsed.paths, videos=isinstance(load_adapter(config.encoders[model]), TakesVideo))
-    from cluster.encode_files import encode_files
+    from cluster.files.encode_files import encode_files
 
     return encode_files(sources, parsed.out, pool, model=model, overwrite=parsed.overwrite)
 
@@ -102,9 +102,9 @@ def _encode_there(parsed: argparse.Namespace) -> RunSummary:
     """Through a gateway."""
     if given := [name for name in ("config", "model", "workers", "dtype") if getattr(parsed, name) is not None]:
         raise ConfigError(f"--{given[0]} is the gateway's affair; leave it out with --url")
+    from cluster.files.sources import find_sources
+    from cluster.gateway.wire import EncodeOptions
     from cluster.http_client import HttpClient
-    from cluster.sources import find_sources
-    from cluster.wire import EncodeOptions
 
     options = EncodeOptions(model=parsed.encoder)
     with HttpClient(parsed.url, token=os.environ.get(TOKEN_VARIABLE), options=options) as client:
@@ -114,7 +114,7 @@ def _encode_there(parsed: argparse.Namespace) -> RunSummary:
             raise ConfigError(f"--encoder: no {parsed.encoder!r} there; served: {', '.join(m['id'] for m in served)}")
         model = named[0]
         sources = find_sources(parsed.paths, videos="video" in model.get("modalities", ()))
-        from cluster.encode_files import encode_files_over_http
+        from cluster.files.encode_files import encode_files_over_http
 
         return encode_files_over_http(client, str(model["id"]), sources, parsed.out, overwrite=parsed.overwrite)
 
@@ -134,7 +134,7 @@ def _config(parsed: argparse.Namespace) -> PoolConfig:
     if parsed.workers is not None:
         values["num_workers"] = parsed.workers
     elif "num_workers" not in values and "groups" not in values:
-        from cluster.encode_files import default_num_workers
+        from cluster.files.encode_files import default_num_workers
 
         values["num_workers"] = default_num_workers()
     return parse_config(values, source="encode")

@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
 
 def run_demo(parsed: argparse.Namespace) -> int:
     """Draw, encode, show."""
-    from cluster.demo import run_demo
+    from cluster.files.demo import run_demo
 
     return FAILED if run_demo() else OK
 

@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Print the plan."""
     from cluster.config import load_config
-    from cluster.plan_trace import plan_trace
+    from cluster.planning.plan_trace import plan_trace
     from encoder.config import EncoderConfig
 
     encoder = None if parsed.config is None else load_config(parsed.config).worker.encoder

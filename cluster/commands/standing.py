@@ -18,8 +18,8 @@ from encoder.errors import ConfigError
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
     from cluster.config import PoolConfig
+    from cluster.lifecycle.status import PoolStatus
     from cluster.pool import EncoderPool
-    from cluster.status import PoolStatus
 
 
 def add(commands: Commands) -> None:
@@ -75,10 +75,10 @@ def run_up(parsed: argparse.Namespace) -> int:
     if parsed.name is not None:
         config = parse_config({**config.model_dump(), "name": parsed.name}, source="up")
 
-    from cluster import local_ray
-    from cluster.head import running_head, start_head, stop_head
-    from cluster.roster import pools_here
-    from cluster.standing import raise_pool
+    from cluster.lifecycle import local_ray
+    from cluster.lifecycle.head import running_head, start_head, stop_head
+    from cluster.lifecycle.roster import pools_here
+    from cluster.lifecycle.standing import raise_pool
 
     address = config.ray_address or os.environ.get("RAY_ADDRESS")
     head = None
@@ -106,7 +106,7 @@ def run_up(parsed: argparse.Namespace) -> int:
 def _raise_gateway(config: PoolConfig) -> str:
     """Its URL. Without a gateway there shall be no pool either."""
     from cluster.gateway.actor import raise_gateway
-    from cluster.standing import end_pool
+    from cluster.lifecycle.standing import end_pool
 
     try:
         return raise_gateway(config)
@@ -129,7 +129,7 @@ class _Progress:
 
 def run_status(parsed: argparse.Namespace) -> int:
     """Print how a pool stands."""
-    from cluster.status_table import status_json, status_table
+    from cluster.lifecycle.status_table import status_json, status_table
 
     with connected(parsed.pool) as pool:
         status, stats = pool.status(), pool.stats()
@@ -142,7 +142,7 @@ def run_status(parsed: argparse.Namespace) -> int:
 
 def run_top(parsed: argparse.Namespace) -> int:
     """Show how a pool stands, again and again."""
-    from cluster.top import watch_pool
+    from cluster.lifecycle.top import watch_pool
 
     with connected(parsed.pool) as pool:
         watch_pool(pool, every_s=parsed.every)
@@ -171,10 +171,10 @@ def run_drain(parsed: argparse.Namespace) -> int:
 
 def run_down(parsed: argparse.Namespace) -> int:
     """End a pool, and our head with the last one."""
-    from cluster import local_ray
-    from cluster.head import running_head, stop_head
-    from cluster.roster import pools_here
-    from cluster.standing import end_pool
+    from cluster.lifecycle import local_ray
+    from cluster.lifecycle.head import running_head, stop_head
+    from cluster.lifecycle.roster import pools_here
+    from cluster.lifecycle.standing import end_pool
 
     own = local_ray.attach()
     try:
@@ -195,7 +195,7 @@ def run_down(parsed: argparse.Namespace) -> int:
 @contextmanager
 def connected(name: str | None) -> Iterator[EncoderPool]:
     """The pool of this name, or the only one there is. Raises ConfigError when that is not clear."""
-    from cluster import local_ray
+    from cluster.lifecycle import local_ray
     from cluster.pool import EncoderPool
 
     own = local_ray.attach()
@@ -209,7 +209,7 @@ def connected(name: str | None) -> Iterator[EncoderPool]:
 
 def _choose(name: str | None) -> str:
     """The pool that is meant. Raises ConfigError when that is not clear."""
-    from cluster.roster import pools_here
+    from cluster.lifecycle.roster import pools_here
 
     if name is not None:
         return name

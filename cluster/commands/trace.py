@@ -31,8 +31,8 @@ def add(commands: Commands) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Record."""
-    from cluster.recording import record
-    from cluster.traces import TraceWriter
+    from cluster.planning.recording import record
+    from cluster.planning.traces import TraceWriter
 
     def tell(number: int) -> None:
         if sys.stderr.isatty():

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.config import PoolConfig
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
-from cluster.roster import NAMESPACE, actor_name
+from cluster.lifecycle.roster import NAMESPACE, actor_name
 from encoder.errors import ConfigError, WorkerStartError
 from workers.messages import ErrorNote
 

@@ -12,7 +12,7 @@ import msgpack
 from aiohttp import web
 
 from cluster.gateway.statuses import RETRY, joint_status, status_of
-from cluster.wire import (
+from cluster.gateway.wire import (
     JSON,
     JSON_LINES,
     MSGPACK,

@@ -8,9 +8,9 @@ from cluster.gateway.dispatch import Dispatcher
 from cluster.gateway.fetch import Fetcher
 from cluster.gateway.limits import Share
 from cluster.gateway.readiness import Readiness
+from cluster.gateway.wire import RequestItem
 from cluster.gateway.work import Work
 from cluster.pool import EncoderPool
-from cluster.wire import RequestItem
 from encoder.adapters.registry import resolve_model
 from encoder.errors import UnknownModelError
 from encoder.items import max_item_bytes

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from aiohttp import BodyPartReader, web
 
 from cluster.gateway.limits import Share
-from cluster.wire import JSON, MSGPACK, EncodeRequest, RequestItem, check_count, read_options, read_request
+from cluster.gateway.wire import JSON, MSGPACK, EncodeRequest, RequestItem, check_count, read_options, read_request
 from encoder.errors import ContentTypeError, RequestError, RequestTooLargeError
 
 FORM = "multipart/form-data"

@@ -16,10 +16,10 @@ from typing import Any
 
 from cluster.client import Client, Outcome
 from cluster.gateway.config import GatewayConfig
-from cluster.items import Item
-from cluster.leases import Answer, Ask
-from cluster.stream import Stream
-from cluster.transport import Transport
+from cluster.routing.leases import Answer, Ask
+from cluster.streams.items import Item
+from cluster.streams.stream import Stream
+from cluster.streams.transport import Transport
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError
 from workers.messages import EncodeBatch, EncodeResult
 

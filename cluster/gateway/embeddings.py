@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from cluster.gateway.bodies import read_body
 from cluster.gateway.encode import counted
 from cluster.gateway.statuses import status_of
-from cluster.wire import JSON, ItemAnswer, ItemTokens, RequestItem, as_float32, check_count, read_item
+from cluster.gateway.wire import JSON, ItemAnswer, ItemTokens, RequestItem, as_float32, check_count, read_item
 from encoder.errors import ERRORS, ContentTypeError, EncoderPoolError, RequestError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from cluster.gateway.answers import send_stream, send_whole
 from cluster.gateway.bodies import read_encode_request
-from cluster.wire import ItemAnswer
+from cluster.gateway.wire import ItemAnswer
 
 if TYPE_CHECKING:
     from cluster.gateway.app import Gateway

@@ -11,8 +11,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from cluster.gateway.counters import Counters
+from cluster.lifecycle.stats import PoolStats
 from cluster.pool import EncoderPool
-from cluster.stats import PoolStats
 from encoder.errors import EncoderPoolError
 from workers.messages import WorkerReport
 from workers.prometheus import render

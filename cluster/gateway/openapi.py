@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from cluster.gateway.embeddings import EmbeddingsRequest
-from cluster.wire import JSON, JSON_LINES, MSGPACK, EncodeOptions
+from cluster.gateway.wire import JSON, JSON_LINES, MSGPACK, EncodeOptions
 
 ERROR = {
     "type": "object",

@@ -12,7 +12,7 @@ from io import BytesIO
 from cluster.client import Outcome
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.dispatch import Dispatcher
-from cluster.items import Item
+from cluster.streams.items import Item
 from encoder.errors import EncoderPoolError, WorkerLostError
 from encoder.pictures import draw_picture
 

@@ -15,8 +15,8 @@ from cluster.gateway.dispatch import Dispatcher
 from cluster.gateway.fetch import Fetcher
 from cluster.gateway.limits import Refused, Share
 from cluster.gateway.statuses import status_of
-from cluster.items import Item
-from cluster.wire import Encoded, ItemAnswer, ItemTokens, RequestItem
+from cluster.gateway.wire import Encoded, ItemAnswer, ItemTokens, RequestItem
+from cluster.streams.items import Item
 from encoder.errors import DeadlineError, EncoderPoolError, RequestTooLargeError
 from workers.priority import Priority
 

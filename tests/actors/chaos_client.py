@@ -15,8 +15,8 @@ import ray
 
 from cluster.client import Client
 from cluster.config import PoolConfig
-from cluster.roster import ROUTER, Roster, find_actor
-from cluster.transport import RayTransport
+from cluster.lifecycle.roster import ROUTER, Roster, find_actor
+from cluster.streams.transport import RayTransport
 from encoder.adapters.registry import load_adapter
 
 

@@ -16,8 +16,8 @@ from cluster import EncoderPool
 from cluster.client import Embedding, Outcome
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
+from cluster.gateway.wire import as_float32, read_answer_item
 from cluster.lookup import Lookup
-from cluster.wire import as_float32, read_answer_item
 from encoder.errors import WorkerStartError
 from workers.cache_keys import content_digest
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.head import AUTH_VARIABLES, Head
-from cluster.processes import born
+from cluster.lifecycle.head import AUTH_VARIABLES, Head
+from cluster.lifecycle.processes import born
 
 ROOT = Path(__file__).parents[2]
 Command = Callable[..., subprocess.CompletedProcess[str]]

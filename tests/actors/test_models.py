@@ -13,8 +13,8 @@ from cluster import EncoderPool
 from cluster.config import PoolConfig
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
+from cluster.gateway.wire import EncodeOptions
 from cluster.http_client import HttpClient
-from cluster.wire import EncodeOptions
 from encoder.errors import ConfigError
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner

@@ -18,7 +18,7 @@ from fakes import tiny_config
 
 from cluster import EncoderPool
 from cluster.client import Client, Outcome
-from cluster.leases import Lease, LeaseRequest
+from cluster.routing.leases import Lease, LeaseRequest
 from encoder.adapters.registry import load_adapter
 from encoder.errors import (
     BadMediaError,

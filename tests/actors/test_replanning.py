@@ -13,9 +13,9 @@ from fakes import tiny_config
 
 from cluster import EncoderPool
 from cluster.client import Outcome
-from cluster.fleet import RayFleet, replanning
-from cluster.replan_config import ReplanConfig
-from cluster.replanner import Replanner
+from cluster.planning.fleet import RayFleet, replanning
+from cluster.planning.replan_config import ReplanConfig
+from cluster.planning.replanner import Replanner
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner
 from encoder.types import GraphKey

@@ -19,13 +19,13 @@ from ray.cluster_utils import Cluster
 
 from cluster import EncoderPool
 from cluster.client import Outcome
-from cluster.places import places_of
-from cluster.processes import born
-from cluster.roster import SUPERVISOR, find_actor, parts_of, pools_here
-from cluster.standing import end_pool, raise_pool
-from cluster.status import Stage
-from cluster.top import watch_pool
-from cluster.traces import read_trace
+from cluster.lifecycle.places import places_of
+from cluster.lifecycle.processes import born
+from cluster.lifecycle.roster import SUPERVISOR, find_actor, parts_of, pools_here
+from cluster.lifecycle.standing import end_pool, raise_pool
+from cluster.lifecycle.status import Stage
+from cluster.lifecycle.top import watch_pool
+from cluster.planning.traces import read_trace
 from encoder.errors import ConfigError, PoolClosedError, WorkerStartError
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from cluster import EncoderPool
 from cluster.cli import main
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
+from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens, join, msgpack_answer
 from cluster.http_client import AsyncHttpClient, HttpClient, error_of
-from cluster.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens, join, msgpack_answer
 from encoder.errors import BadMediaError, DeadlineError, PoolError, PoolSaturatedError, UnauthorizedError
 
 

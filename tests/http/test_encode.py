@@ -19,7 +19,7 @@ from http_calls import Caller, Reply
 from cluster import EncoderPool
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
-from cluster.wire import JSON, MSGPACK, as_float32, read_answer_item
+from cluster.gateway.wire import JSON, MSGPACK, as_float32, read_answer_item
 from encoder.errors import ConfigError
 
 

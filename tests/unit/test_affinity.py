@@ -9,9 +9,9 @@ from fakes import TOKENS, Clock, fake_adapter, graph, report
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.affinity import HIT_SHARE, Homes
-from cluster.leases import Lease, LeaseRequest
-from cluster.router import Router
+from cluster.routing.affinity import HIT_SHARE, Homes
+from cluster.routing.leases import Lease, LeaseRequest
+from cluster.routing.router import Router
 from encoder.types import ItemShape
 
 SHAPE = ItemShape(grids=((1, 10, 10),), num_patches=100, num_tokens=TOKENS)

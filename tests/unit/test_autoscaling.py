@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.autoscaling import MARGIN, MOST_GROWTH, Autoscaler, LoadSample
 from cluster.groups import AutoscaleConfig
+from cluster.lifecycle.autoscaling import MARGIN, MOST_GROWTH, Autoscaler, LoadSample
 
 LIMITS = AutoscaleConfig(min_workers=1, max_workers=8, target_queue_ms=100, up_after_s=5, down_after_s=60)
 

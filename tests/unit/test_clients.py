@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from fakes import Clock, FakeRunner, fake_adapter, graph, item, loader, picture, report
 
-from cluster.leases import Lease, LeaseRequest
-from cluster.presence import Presence
-from cluster.router import Router
+from cluster.routing.leases import Lease, LeaseRequest
+from cluster.routing.router import Router
+from cluster.streams.presence import Presence
 from encoder.config import EncoderConfig
 from encoder.errors import PoolClosedError
 from workers.calls import REMEMBERED_S

@@ -1,4 +1,4 @@
-from cluster.demo import outcome_table
+from cluster.files.demo import outcome_table
 from cluster.tables import aligned
 
 ENCODED = {

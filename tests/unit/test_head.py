@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.head import Head, running_head, start_head, state_dir, stop_head
-from cluster.processes import born
+from cluster.lifecycle.head import Head, running_head, start_head, state_dir, stop_head
+from cluster.lifecycle.processes import born
 from encoder.errors import WorkerStartError
 
 

@@ -7,7 +7,7 @@ from fakes import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.histogram import TrafficHistogram
+from cluster.planning.histogram import TrafficHistogram
 from encoder.errors import ConfigError
 
 A, B, C = (((1, 32, 32),), ((1, 28, 37), (1, 24, 43)), ((1, 10, 100),))

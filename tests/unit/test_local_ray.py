@@ -12,10 +12,10 @@ import ray
 from fakes import tiny_config
 from ray.exceptions import ActorUnavailableError
 
-from cluster import local_ray
-from cluster.leases import pack
-from cluster.roster import Roster
-from cluster.transport import Gate, RayTransport, WorkerAway, WorkerGone
+from cluster.lifecycle import local_ray
+from cluster.lifecycle.roster import Roster
+from cluster.routing.leases import pack
+from cluster.streams.transport import Gate, RayTransport, WorkerAway, WorkerGone
 from encoder.errors import PoolClosedError, WorkerStartError
 
 

@@ -15,9 +15,9 @@ from fakes import Clock, FakeRunner, batch, breaks_on, fake_adapter, graph, load
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.dashboard import dashboard
-from cluster.leases import LeaseRequest
 from cluster.metrics import render_prometheus
-from cluster.router import Router
+from cluster.routing.leases import LeaseRequest
+from cluster.routing.router import Router
 from encoder.config import EncoderConfig
 from encoder.graph_use import GraphUse
 from encoder.types import ItemShape

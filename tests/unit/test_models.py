@@ -13,8 +13,8 @@ from fakes import picture
 
 from cluster.client import Client
 from cluster.config import PoolConfig
-from cluster.leases import Answer, Ask
-from cluster.router import Router
+from cluster.routing.leases import Answer, Ask
+from cluster.routing.router import Router
 from encoder.adapters.registry import load_adapter
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner

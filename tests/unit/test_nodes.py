@@ -7,7 +7,7 @@ from fakes import tiny_config
 
 from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
-from cluster.nodes import NodeRoom, check_total, choose_node, crowded_gpus, demand_of, settle_groups
+from cluster.lifecycle.nodes import NodeRoom, check_total, choose_node, crowded_gpus, demand_of, settle_groups
 from encoder.errors import WorkerStartError
 
 CLUSTER = {"CPU": 16.0, "GPU": 4.0, "disk": 1.0}

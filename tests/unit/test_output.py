@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import cluster.output
+import cluster.files.output
 from cluster.client import Embedding, Outcome
-from cluster.output import OutputWriter, check_directory
-from cluster.sources import Source
+from cluster.files.output import OutputWriter, check_directory
+from cluster.files.sources import Source
 from encoder.errors import BadMediaError, ConfigError
 from encoder.types import ItemShape
 
@@ -133,7 +133,7 @@ def interrupted_after(num_lines: int, output: OutputWriter, outcomes: list[Outco
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal num_lines
-        if frame.f_code.co_filename != cluster.output.__file__:
+        if frame.f_code.co_filename != cluster.files.output.__file__:
             return None
         if event == "line":
             num_lines -= 1
@@ -159,7 +159,7 @@ def test_a_full_disk_is_named_and_ends_the_run(tmp_path: Path, monkeypatch: pyte
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("cluster.output.shutil.copyfileobj", full)
+    monkeypatch.setattr("cluster.files.output.shutil.copyfileobj", full)
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"), writer(tmp_path) as output:
         output.write(source("i0"), encoded())
     assert lines(tmp_path) == []

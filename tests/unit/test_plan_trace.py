@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cluster.cli import main
-from cluster.plan_trace import costs_of, label_of, read_models
-from cluster.traces import TraceRecord, TraceWriter
+from cluster.planning.plan_trace import costs_of, label_of, read_models
+from cluster.planning.traces import TraceRecord, TraceWriter
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig

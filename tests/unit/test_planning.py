@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.forecast import Candidate, Forecast, Prices, WorkerRoom, forecast, spread
-from cluster.placing import Placing, Sets
-from cluster.planning import Plan, changes, pays, plan
+from cluster.planning.forecast import Candidate, Forecast, Prices, WorkerRoom, forecast, spread
+from cluster.planning.placing import Placing, Sets
+from cluster.planning.plan import Plan, changes, pays, plan
 from encoder.packing import EagerCost, GraphView
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, SegmentShape
 from workers.costs import CostTable

@@ -2,7 +2,7 @@ from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
-from cluster.progress import MAX_ERROR_LINES, EncodeProgress
+from cluster.files.progress import MAX_ERROR_LINES, EncodeProgress
 from encoder.errors import PoolError
 from workers.cache import CacheStats
 

@@ -8,8 +8,8 @@ from fakes import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.quarantine import Edition, Quarantine
-from cluster.trials import RECENT_S, Trials
+from cluster.routing.quarantine import Edition, Quarantine
+from cluster.streams.trials import RECENT_S, Trials
 from encoder.errors import PoisonItemError
 
 

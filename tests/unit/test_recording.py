@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fakes import Clock
 
-from cluster.recording import record
-from cluster.traces import TraceWriter, read_trace
+from cluster.planning.recording import record
+from cluster.planning.traces import TraceWriter, read_trace
 from workers.messages import TracedItem
 
 

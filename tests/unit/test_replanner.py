@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 from fakes import Clock, report
 
-from cluster.histogram import TrafficHistogram
-from cluster.replan_config import ReplanConfig
-from cluster.replanner import Replanner
-from cluster.survey import item_sizes, survey
-from cluster.traffic import Traffic
+from cluster.planning.histogram import TrafficHistogram
+from cluster.planning.replan_config import ReplanConfig
+from cluster.planning.replanner import Replanner
+from cluster.planning.survey import item_sizes, survey
+from cluster.planning.traffic import Traffic
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.histogram import TrafficHistogram
-from cluster.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpack
-from cluster.router import Router
-from cluster.routing import Seat, WorkerView, assign, scan
-from cluster.worker_index import WorkerIndex
+from cluster.planning.histogram import TrafficHistogram
+from cluster.routing.assign import Seat, WorkerView, assign, scan
+from cluster.routing.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpack
+from cluster.routing.router import Router
+from cluster.routing.worker_index import WorkerIndex
 from encoder.packing import GraphView
 from encoder.types import Grid, ItemShape
 from workers.admission import GUARANTEED

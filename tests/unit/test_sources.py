@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.sources import find_sources
+from cluster.files.sources import find_sources
 from encoder.errors import ConfigError
 
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from fakes import fake_adapter, report
 from rich.console import Console
 
-from cluster.router import Router
-from cluster.stats import PoolStats
-from cluster.status import PoolStatus, Stage, WorkerStatus
-from cluster.status_table import rows_of, status_json, status_table
-from cluster.top import items_per_s, picture
+from cluster.lifecycle.stats import PoolStats
+from cluster.lifecycle.status import PoolStatus, Stage, WorkerStatus
+from cluster.lifecycle.status_table import rows_of, status_json, status_table
+from cluster.lifecycle.top import items_per_s, picture
+from cluster.routing.router import Router
 from workers.messages import WorkerStats
 
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.client import Outcome, Source
-from cluster.items import Item
-from cluster.leases import Answer, Ask, Lease, LeaseRequest
-from cluster.stream import Stream
-from cluster.traces import read_trace
-from cluster.transport import WorkerAway, WorkerGone
+from cluster.planning.traces import read_trace
+from cluster.routing.leases import Answer, Ask, Lease, LeaseRequest
+from cluster.streams.items import Item
+from cluster.streams.stream import Stream
+from cluster.streams.transport import WorkerAway, WorkerGone
 from encoder.errors import (
     BadMediaError,
     DeadlineError,
@@ -293,7 +293,7 @@ def test_items_that_wait_behind_their_own_stream_are_not_refused() -> None:
 
 
 def test_a_caller_that_pauses_does_not_wear_out_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.stream.MAX_RETRY_S", 0.05)
+    monkeypatch.setattr("cluster.streams.stream.MAX_RETRY_S", 0.05)
     pool = FakePool("a")
     note = ErrorNote(name="PoolSaturatedError", message="retry in 1 ms")
     refusals = iter([{0: note}, {0: note}])

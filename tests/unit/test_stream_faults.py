@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.client import Outcome
-from cluster.leases import Answer, Ask, Refusal
-from cluster.router import Router
-from cluster.transport import WorkerAway, WorkerGone
+from cluster.routing.leases import Answer, Ask, Refusal
+from cluster.routing.router import Router
+from cluster.streams.transport import WorkerAway, WorkerGone
 from encoder.errors import (
     DeadlineError,
     EncodeError,

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cluster.config import PoolConfig
-from cluster.crew import Life, Sight
 from cluster.groups import GroupConfig
-from cluster.leases import Lease, LeaseRequest
-from cluster.nodes import check_total, settle_groups
-from cluster.posts import GRACE_S, LEASES_S
-from cluster.router import Member, Router
-from cluster.status import Stage
-from cluster.supervisor import Supervisor
+from cluster.lifecycle.crew import Life, Sight
+from cluster.lifecycle.nodes import check_total, settle_groups
+from cluster.lifecycle.posts import GRACE_S, LEASES_S
+from cluster.lifecycle.status import Stage
+from cluster.lifecycle.supervisor import Supervisor
+from cluster.routing.leases import Lease, LeaseRequest
+from cluster.routing.router import Member, Router
 from encoder.errors import ConfigError, WeightsError, WorkerStartError
 from encoder.types import ItemShape
 from workers.messages import Beat, ErrorNote, WorkerState

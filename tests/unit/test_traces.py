@@ -8,7 +8,7 @@ import msgpack
 import pytest
 from fakes import Clock
 
-from cluster.traces import HEADER, TraceRecord, TraceWriter, read_trace
+from cluster.planning.traces import HEADER, TraceRecord, TraceWriter, read_trace
 from encoder.errors import ConfigError
 
 

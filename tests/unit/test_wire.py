@@ -12,8 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cluster.msgpack_reader import ReadLimits, read_msgpack
-from cluster.wire import (
+from cluster.gateway.msgpack_reader import ReadLimits, read_msgpack
+from cluster.gateway.wire import (
     ITEM_DTYPES,
     JSON,
     MSGPACK,

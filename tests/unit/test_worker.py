@@ -12,7 +12,7 @@ import pytest
 import torch
 from fakes import Clock, FakeRunner, batch, breaks_on, errors, graph, loader, picture, until
 
-from cluster.stats import PoolStats
+from cluster.lifecycle.stats import PoolStats
 from encoder.config import EncoderConfig
 from encoder.errors import WorkerLostError
 from encoder.graphs import CaptureReport

@@ -1,0 +1,1 @@
+"""Files in, embeddings out: the `encode` and `demo` commands' reading, writing and progress."""

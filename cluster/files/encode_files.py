@@ -1,0 +1,159 @@
+"""One run of `encpool encode`: files through a pool, its own or a standing one, into an output directory."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from cluster.client import Embedding, Outcome
+from cluster.config import PoolConfig
+from cluster.files.output import OutputWriter, check_directory
+from cluster.files.progress import EncodeProgress
+from cluster.files.sources import Source
+from cluster.gateway.wire import ItemAnswer
+from cluster.http_client import HttpClient, error_of
+from cluster.pool import EncoderPool
+from encoder.types import ItemShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a run came to."""
+
+    num_items: int
+    num_failed: int
+    num_parts: int
+    elapsed_s: float  # encoding, without the pool's start
+    rates: str
+
+    def __str__(self) -> str:
+        return f"{self.num_items} items in {self.elapsed_s:.1f} s, {self.num_failed} failed; {self.rates}"
+
+
+def encode_files(
+    sources: Sequence[Source],
+    out: Path,
+    pool: EncoderPool | PoolConfig,
+    *,
+    model: str | None = None,
+    overwrite: bool = False,
+) -> RunSummary:
+    """Encode every source and write what came of it, in the order of the sources. The pool is closed at the end.
+
+    Whatever ends the run early, the output holds what was encoded until then. Raises ConfigError for an output
+    directory that is taken, a PoolError when the pool cannot start.
+
+    Args:
+        pool: a pool, or what to start one with.
+        model: one of the pool's, where it has several.
+    """
+    check_directory(out, overwrite=overwrite)
+    config = pool if isinstance(pool, PoolConfig) else pool.config
+    num, models = config.num_workers, list(config.encoders)
+    if isinstance(pool, PoolConfig):
+        names = ", ".join(models)
+        print(f"encpool: starting {num} worker{'s' * (num != 1)} with {names} ...", file=sys.stderr, flush=True)
+    metadata = {"format": "pt", "model": model or models[0], "encpool": _version()}
+    with (
+        EncoderPool.start(pool) if isinstance(pool, PoolConfig) else pool as pool,
+        _sigterm_as_interrupt(),
+        OutputWriter(out, metadata=metadata) as output,
+        EncodeProgress(len(sources), pool.stats) as progress,
+    ):
+        outcomes = pool.encode_many((source.path for source in sources), model=model)
+        for source, outcome in zip(sources, outcomes, strict=True):
+            output.write(source, outcome)
+            progress.advance(None if outcome.error is None else _naming(source.path, str(outcome.error)))
+        elapsed_s, rates = progress.elapsed_s, progress.rates()
+    return RunSummary(
+        num_items=progress.num_done,
+        num_failed=progress.num_failed,
+        num_parts=output.num_parts,
+        elapsed_s=elapsed_s,
+        rates=rates,
+    )
+
+
+def encode_files_over_http(
+    client: HttpClient, model: str, sources: Sequence[Source], out: Path, *, overwrite: bool = False
+) -> RunSummary:
+    """The same through a gateway that serves this model.
+
+    Raises ConfigError for an output directory that is taken, PoolError when nobody answers, RequestError when the
+    gateway does not want us.
+    """
+    check_directory(out, overwrite=overwrite)
+    metadata = {"format": "pt", "model": model, "encpool": _version()}
+    with (
+        _sigterm_as_interrupt(),
+        OutputWriter(out, metadata=metadata) as output,
+        EncodeProgress(len(sources)) as progress,
+    ):
+        answers = client.encode_many(source.path for source in sources)
+        for source, answer in zip(sources, answers, strict=True):
+            outcome = _outcome(source.path, answer)
+            output.write(source, outcome)
+            progress.advance(None if outcome.error is None else _naming(source.path, str(outcome.error)))
+        elapsed_s, rates = progress.elapsed_s, progress.rates()
+    return RunSummary(
+        num_items=progress.num_done,
+        num_failed=progress.num_failed,
+        num_parts=output.num_parts,
+        elapsed_s=elapsed_s,
+        rates=rates,
+    )
+
+
+def _outcome(path: str, answer: ItemAnswer) -> Outcome:
+    tokens = answer.tokens
+    if tokens is None:
+        return Outcome(source=path, embedding=None, error=error_of(answer))
+    num_patches = sum(frames * rows * columns for frames, rows, columns in tokens.grids)
+    embedding = Embedding(
+        tokens=tokens.torch(),
+        shape=ItemShape(grids=tokens.grids, num_patches=num_patches, num_tokens=tokens.shape[0]),
+        graphs=tokens.graphs,
+        misses=tokens.misses,
+        timings=dict(tokens.timings_ms),
+        note=tokens.note,
+        worker=tokens.worker,
+        cached=tokens.cached,
+    )
+    return Outcome(source=path, embedding=embedding, error=None)
+
+
+def default_num_workers() -> int:
+    """One for each GPU of this machine, or one on its CPU."""
+    return max(1, torch.cuda.device_count())
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, in the main thread; Ray, once started, answers it with an abort."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _naming(path: str, message: str) -> str:
+    return message if message.startswith(path) else f"{path}: {message}"
+
+
+def _version() -> str:
+    try:
+        return version("encpool")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"

@@ -1,0 +1,39 @@
+"""The places that a pool has reserved in its cluster: one placement group a worker, named like its actor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group_table
+
+from cluster.lifecycle.roster import actor_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A placement group of ours that has not been removed."""
+
+    name: str
+    handle: PlacementGroup
+    made: bool  # the resources are ours
+    node_id: str  # empty while it has none
+    demand: Mapping[str, float]
+
+
+def places_of(pool: str) -> list[Place]:
+    """The placement groups of a pool's workers."""
+    places = []
+    for group_id, about in placement_group_table().items():
+        if about["name"].startswith(actor_name(pool, "")) and about["state"] != "REMOVED":
+            places.append(
+                Place(
+                    name=about["name"],
+                    handle=PlacementGroup(ray.PlacementGroupID.from_hex(group_id)),
+                    made=about["state"] == "CREATED",
+                    node_id=about["bundles_to_node_id"].get(0, ""),
+                    demand=about["bundles"][0],
+                )
+            )
+    return places

@@ -1,0 +1,66 @@
+"""`PoolStats`: what all workers of a pool have done, added up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from cluster.routing.router import Member
+from workers.cache import CacheStats
+from workers.messages import WorkerReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolStats:
+    """Counts of all workers that answered, each since its own start."""
+
+    num_workers: int
+    members: tuple[Member, ...]
+    reports: tuple[WorkerReport, ...]  # of the workers that answered in time
+
+    @cached_property
+    def num_ready(self) -> int:
+        """Workers that the router would send work to."""
+        return sum(member.leasable for member in self.members)
+
+    @cached_property
+    def num_items(self) -> int:
+        """Items settled, failed ones included."""
+        return sum(report.stats.num_items for report in self.reports)
+
+    @cached_property
+    def segment_hits(self) -> int:
+        """Segments that a graph served."""
+        return sum(report.stats.segment_hits for report in self.reports)
+
+    @cached_property
+    def segment_misses(self) -> dict[str, int]:
+        """Segments that ran eagerly, by reason."""
+        total: Counter[str] = Counter()
+        for report in self.reports:
+            total.update(report.stats.segment_misses or {})
+        return dict(total)
+
+    @cached_property
+    def hit_rate(self) -> float:
+        """Share of segments that a graph served."""
+        num_segments = self.segment_hits + sum(self.segment_misses.values())
+        return self.segment_hits / num_segments if num_segments else 0.0
+
+    @cached_property
+    def failed_graphs(self) -> dict[str, str]:
+        """Graphs that some worker could not capture at its start, and why; what they would take runs eagerly there."""
+        return {str(key): reason for report in self.reports for key, reason in report.failed_graphs}
+
+    @cached_property
+    def cache(self) -> CacheStats:
+        """What the workers' caches did and hold together."""
+        each = [asdict(report.stats.cache) for report in self.reports]
+        return CacheStats(**{name: sum(stats[name] for stats in each) for name in asdict(CacheStats())})
+
+    @cached_property
+    def fill(self) -> float:
+        """Useful rows of replays over rows run."""
+        run = sum(report.stats.run_patches for report in self.reports)
+        return sum(report.stats.useful_patches for report in self.reports) / run if run else 0.0

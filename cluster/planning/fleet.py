@@ -1,0 +1,91 @@
+"""`RayFleet`: how a replanner reaches the router and the workers of a pool on Ray."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from cluster.config import PoolConfig
+from cluster.groups import GroupConfig
+from cluster.lifecycle.roster import Roster
+from cluster.planning.replanner import Replanner
+from cluster.planning.traffic import Traffic
+from encoder.adapters.registry import load_adapter
+from encoder.types import GraphKey
+from workers.messages import TracedItem, WorkerReport
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 2.0
+
+
+class RayFleet:
+    """Actor calls; every wait has a limit. One thread at a time."""
+
+    def __init__(self, pool: str, router: Any) -> None:
+        self._router = router
+        self._roster = Roster(pool)
+
+    def reports(self) -> Sequence[WorkerReport] | None:
+        """See `Fleet.reports`."""
+        try:
+            worker_ids: list[str] = ray.get(self._router.worker_ids.remote(), timeout=TIMEOUT_S)
+            self._roster.keep(worker_ids)
+            calls = [self._roster.handle(worker_id).report.remote() for worker_id in worker_ids]
+            reports: list[WorkerReport] = ray.get(calls, timeout=TIMEOUT_S)
+        except (RayError, ValueError) as error:
+            logger.info("not all workers report: %s", type(error).__name__)
+            return None
+        return reports
+
+    def report(self, worker_id: str) -> WorkerReport | None:
+        """See `Fleet.report`."""
+        try:
+            report: WorkerReport = ray.get(self._roster.handle(worker_id).report.remote(), timeout=TIMEOUT_S)
+        except (RayError, ValueError) as error:
+            logger.info("%s does not report: %s", worker_id, type(error).__name__)
+            self._roster.drop(worker_id)
+            return None
+        return report
+
+    def traffic(self) -> Traffic | None:
+        """See `Fleet.traffic`."""
+        try:
+            traffic: Traffic = ray.get(self._router.traffic.remote(), timeout=TIMEOUT_S)
+        except (RayActorError, GetTimeoutError) as error:
+            logger.info("the router does not answer: %s", type(error).__name__)
+            return None
+        return traffic
+
+    def take_trace(self) -> tuple[TracedItem, ...]:
+        """Items that ended since the last call, for one caller; nothing while the router does not answer."""
+        try:
+            items: tuple[TracedItem, ...] = ray.get(self._router.take_trace.remote(), timeout=TIMEOUT_S)
+        except (RayActorError, GetTimeoutError) as error:
+            logger.warning("the router does not answer, items may be missing: %s", type(error).__name__)
+            return ()
+        return items
+
+    def apply(self, worker_id: str, keys: tuple[GraphKey, ...]) -> None:
+        """See `Fleet.apply`."""
+        self._roster.handle(worker_id).apply_graphs.remote(keys)
+
+
+def replanning(config: PoolConfig, groups: Sequence[GroupConfig], pool: str, router: Any) -> list[Callable[[], object]]:
+    """What a pool's supervisor has to run at each tick so that its graphs follow its traffic; nothing if they do not.
+
+    `groups` are the configuration's, settled for this cluster.
+    """
+    wanted = config.replan.enabled
+    if wanted == "auto":
+        wanted = any(group.worker.device == "cuda" for group in groups)
+    if not wanted or not config.worker.encoder.graphs or len(config.encoders) > 1:
+        return []  # traffic is counted for one model
+    encoder = config.worker.encoder
+    share = min(group.gpu_share for group in groups)
+    fleet = RayFleet(pool, router)
+    return [Replanner(fleet, load_adapter(encoder), encoder, config.replan, memory_share=share).tick]

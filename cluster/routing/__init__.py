@@ -1,0 +1,1 @@
+"""Which worker takes an item: the router, its views, leases and decisions."""

@@ -1,0 +1,110 @@
+"""Which worker's cache an item's content is likely in, and whether to send it there. No Ray, no torch.
+
+Least finish stays the rule. A worker that was given the same content before is expected to answer it from its cache,
+so the item costs next to nothing there; it goes there unless that worker's backlog makes it later than elsewhere by
+more than the GPU time it saves. The router learns of no eviction. It remembers of each worker no more tokens than its
+cache holds, the latest ones, so that what it expects is mostly true.
+"""
+
+from __future__ import annotations
+
+from cluster.routing.assign import Plan, Seat, WorkerView
+from encoder.types import Grid
+from workers.costs import Quote
+
+HIT_SHARE = (
+    0.05  # of an item's cost, that a hit counts in flight: digest, copies, and the hits that turn out to be none
+)
+MAX_DIGESTS = 2**20
+
+
+class Shelf:
+    """Contents that one worker got lately: two generations, of which the older goes when the younger is half full."""
+
+    __slots__ = ("incarnation", "num_tokens", "older", "room_tokens", "younger")
+
+    def __init__(self, incarnation: str, room_tokens: int) -> None:
+        self.incarnation = incarnation
+        self.room_tokens = room_tokens
+        self.num_tokens = 0  # of the younger generation
+        self.younger: set[int] = set()
+        self.older: set[int] = set()
+
+
+class Homes:
+    """Short content digests (`workers.cache_keys.short_digest`), each with the worker that got it last."""
+
+    def __init__(self, max_digests: int = MAX_DIGESTS) -> None:
+        self._max_digests = max_digests
+        self._shelves: dict[str, Shelf] = {}
+        self._homes: dict[int, str] = {}
+        self.num_sent_home = 0
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    @property
+    def any_open(self) -> bool:
+        """Whether some worker has a cache."""
+        return bool(self._shelves)
+
+    def open(self, worker_id: str, incarnation: str, room_tokens: int) -> None:
+        """A worker, and how many tokens its cache has room for. Another incarnation starts with nothing."""
+        shelf = self._shelves.get(worker_id)
+        if shelf is not None and shelf.incarnation == incarnation:
+            shelf.room_tokens = room_tokens
+            return
+        self.close(worker_id)
+        if room_tokens:
+            self._shelves[worker_id] = Shelf(incarnation, room_tokens)
+
+    def close(self, worker_id: str) -> None:
+        """The worker, or what it had in its cache, is gone."""
+        shelf = self._shelves.pop(worker_id, None)
+        if shelf is not None:
+            self._forget(worker_id, shelf.younger | shelf.older)
+
+    def find(self, digest: int) -> str | None:
+        """The worker whose cache this content is probably in."""
+        return self._homes.get(digest)
+
+    def note(self, digest: int, worker_id: str, num_tokens: int) -> None:
+        """A worker is given this content."""
+        shelf = self._shelves.get(worker_id)
+        if shelf is None:
+            return
+        self._homes[digest] = worker_id
+        if digest in shelf.younger:
+            return
+        shelf.younger.add(digest)
+        shelf.num_tokens += num_tokens
+        if shelf.num_tokens * 2 > shelf.room_tokens:
+            self._turn(worker_id, shelf)
+        if len(self._homes) > self._max_digests:
+            for other_id, other in self._shelves.items():
+                self._turn(other_id, other)
+
+    def _turn(self, worker_id: str, shelf: Shelf) -> None:
+        self._forget(worker_id, shelf.older - shelf.younger)
+        shelf.younger, shelf.older, shelf.num_tokens = set(), shelf.younger, 0
+
+    def _forget(self, worker_id: str, digests: set[int]) -> None:
+        for digest in digests:
+            if self._homes.get(digest) == worker_id:
+                del self._homes[digest]
+
+
+def seat_at_home(plan: Plan, grids: tuple[Grid, ...], worker: WorkerView) -> Seat:
+    """Where an item sits that a worker has in its cache."""
+    seat = plan.at_home.get(worker)
+    if seat is None:
+        quote = worker.costs.quote(grids)
+        hit = Quote(cost_ms=HIT_SHARE * quote.cost_ms, key=quote.key, held=quote.held)
+        seat = plan.at_home[worker] = Seat(worker, hit)
+    return seat
+
+
+def is_worth_it(home: Seat, elsewhere: Seat) -> bool:
+    """Whether to send an item home: at worst it is later there, behind the whole backlog, by no more than it saves."""
+    later_ms = home.worker.in_flight_ms + home.cost_ms - elsewhere.worker.in_flight_ms - elsewhere.cost_ms
+    return later_ms <= elsewhere.cost_ms

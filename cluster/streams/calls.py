@@ -1,0 +1,206 @@
+"""A stream's calls to workers: sent, collected, settled item by item, and buried with the worker they were on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cluster.routing.leases import Refusal
+from cluster.streams.items import Item, OpenItems
+from cluster.streams.leasing import MAX_RETRY_S, Leasing
+from cluster.streams.transport import WorkerAway, WorkerGone
+from encoder.errors import EncoderPoolError, PoisonItemError, PoolClosedError, PoolSaturatedError, WorkerLostError
+from workers import spans
+from workers.messages import EncodeBatch, EncodeItem, EncodeResult
+from workers.priority import Priority
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from cluster.client import Client
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Items on their way to one worker and back."""
+
+    call_id: str
+    worker_id: str
+    incarnation: str
+    items: list[Item]
+    sent_s: float
+    priority: Priority
+    is_trial: bool  # its one item was on a dying worker
+    span: Span | None = None  # from its start to its answer
+
+
+class Calls:
+    """The calls of one stream that are under way. Each of their items ends, or goes back to `leasing`."""
+
+    def __init__(self, client: Client, items: OpenItems, leasing: Leasing) -> None:
+        self._client = client
+        self._config = client.config
+        self._transport = client.transport
+        self._items = items
+        self._leasing = leasing
+        self._calls: dict[Any, Call] = {}
+        self._name = uuid.uuid4().hex
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def count(self, priority: Priority) -> int:
+        """How many are of this priority."""
+        return sum(call.priority is priority for call in self._calls.values())
+
+    def send(self) -> None:
+        """Fill the free call slots of each worker."""
+        num_calls = Counter((call.worker_id, call.priority) for call in self._calls.values())
+        for seat in self._leasing.seats():
+            while num_calls[seat] < self._config.calls_per_worker:
+                items = self._leasing.take(seat)
+                if not items:
+                    break
+                self._start(seat[0], items)
+                num_calls[seat] += 1
+
+    def _start(self, worker_id: str, items: list[Item]) -> None:
+        now_s = time.monotonic()
+        call_id = f"{self._name}-{next(self._numbers)}"
+        first = items[0]
+        span = spans.start("encpool.call", first.trace, worker=worker_id, items=len(items))
+        batch = EncodeBatch(
+            call_id=call_id,
+            items=tuple(_to_wire(item, now_s) for item in items),
+            priority=first.priority,
+            trace=spans.header(span),
+            client=self._client.client_id,
+        )
+        assert first.lease is not None
+        is_trial = first.is_suspect
+        call = Call(call_id, worker_id, first.lease.incarnation, items, now_s, first.priority, is_trial, span)
+        try:
+            self._calls[self._transport.start(worker_id, batch)] = call
+        except PoolSaturatedError as error:
+            spans.end(span)
+            self._leasing.give_back(items)
+            again = Refusal(saturated=True, retry_ms=MAX_RETRY_S * 1e3, message=str(error))
+            self._leasing.come_back(items, again, now_s, behind_own=bool(self._calls))
+
+    def collect(self, wait_s: float) -> None:
+        """Take in what is done; wait for the first call to be so, at most so long."""
+        for ref in self._transport.wait(list(self._calls), wait_s):
+            call = self._calls.pop(ref)
+            spans.end(call.span)
+            try:
+                result = self._transport.result(ref)
+            except (WorkerAway, WorkerLostError):  # it restarts, starts or is closed: it took nothing on board
+                self._leave(call)
+                self._count_retries("away", len(call.items))
+                self._leasing.retry_elsewhere(call.items)
+            except WorkerGone as error:
+                self._bury(call, str(error))
+            except EncoderPoolError as error:
+                self._transport.release([item.lease.lease_id for item in call.items if item.lease is not None])
+                for item in call.items:
+                    self._items.fail(item, error)
+            else:
+                self._settle(call, result)
+            self._end_trial(call)  # only now: the router has heard of a death before another item tries
+        now_s = time.monotonic()
+        overdue = [ref for ref, call in self._calls.items() if now_s - call.sent_s > self._config.call_timeout_s]
+        for ref in overdue:
+            call = self._calls.pop(ref)
+            spans.end(call.span)
+            self._transport.cancel(call.worker_id, call.call_id)
+            self._bury(call, f"no answer within {self._config.call_timeout_s:g} s")
+            self._end_trial(call)
+
+    def cancel(self, dropped: Collection[Item]) -> None:
+        """Nobody awaits these items any more."""
+        for call in self._calls.values():
+            numbers = [number for number, item in enumerate(call.items) if item in dropped]
+            if numbers:
+                self._transport.cancel(call.worker_id, call.call_id, numbers)
+
+    def clear(self) -> None:
+        """Drop what is queued at the workers."""
+        for call in self._calls.values():
+            spans.end(call.span)
+            self._transport.cancel(call.worker_id, call.call_id)
+            self._end_trial(call)
+        self._calls.clear()
+
+    def _end_trial(self, call: Call) -> None:
+        if call.is_trial:
+            self._client.trials.end(call.worker_id)
+
+    def _settle(self, call: Call, result: EncodeResult) -> None:
+        now_s = time.monotonic()
+        at_worker_ms = max((sum(answer.timings_ms.values()) for answer in result.items), default=0.0)
+        on_the_way_s = max(0.0, now_s - call.sent_s - at_worker_ms / 1e3)
+        self._client.meter.observe("encpool_stage_seconds", "transfer", value=on_the_way_s)
+        offsets = result.offsets
+        for number, (item, answer) in enumerate(zip(call.items, result.items, strict=True)):
+            if answer.error is None:
+                self._items.progress_s = now_s
+                words_TE = result.tokens_TE[offsets[number] : offsets[number + 1]]
+                self._items.finish(item, answer, words_TE, result, (now_s - call.sent_s) * 1e3)
+                continue
+            error = answer.error.to_error()
+            if isinstance(error, PoolSaturatedError):
+                self._count_retries("full", 1)
+                again = Refusal(saturated=True, retry_ms=50.0, message=str(error))
+                self._leasing.come_back([item], again, now_s)
+            elif isinstance(error, PoolClosedError):
+                self._count_retries("draining", 1)
+                self._leasing.retry_elsewhere([item])
+            elif isinstance(error, WorkerLostError):
+                self._blame(item, call, str(error))
+            else:
+                self._items.fail(item, error)
+
+    def _count_retries(self, reason: str, num_items: int) -> None:
+        self._client.meter.add("encpool_retries_total", reason, amount=num_items)
+
+    def _bury(self, call: Call, reason: str) -> None:
+        """The call's worker died, or is as good as dead."""
+        self._leave(call)
+        if not call.is_trial:
+            self._client.trials.note_death(call.incarnation)
+        for item in call.items:
+            self._blame(item, call, reason)
+
+    def _leave(self, call: Call) -> None:
+        """Send nothing more to the call's worker."""
+        self._transport.suspect(call.incarnation)
+        self._leasing.leave(call.worker_id)
+
+    def _blame(self, item: Item, call: Call, reason: str) -> None:
+        num_deaths = self._client.trials.blame(item.encoded, call.incarnation, alone=call.is_trial)
+        item.is_suspect, item.refused_s = True, None
+        if not call.is_trial or num_deaths < self._config.poison_after:
+            self._count_retries("died", 1)
+            self._leasing.retry_elsewhere([item])
+            return
+        self._client.meter.add("encpool_quarantines_total")
+        name = self._client.trials.quarantine(item.encoded)
+        poison = PoisonItemError(f"workers died with item {name} on board, the last one with nothing else: {reason}")
+        self._items.fail(item, poison)
+
+
+def _to_wire(item: Item, now_s: float) -> EncodeItem:
+    assert item.lease is not None
+    return EncodeItem(
+        lease_id=item.lease.lease_id,
+        encoded=item.encoded,
+        shape=item.shape,
+        scope=item.scope,
+        timeout_s=None if item.deadline_s is None else max(0.0, item.deadline_s - now_s),
+    )

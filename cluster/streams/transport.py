@@ -1,0 +1,216 @@
+"""How a client reaches the router and the workers: what it needs (`Transport`), and Ray's way (`RayTransport`)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from cluster.lifecycle.roster import Roster
+from cluster.routing.assign import NO_WORKER_RETRY_MS
+from cluster.routing.leases import Answer, Ask, Refusal
+from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError, PoolSaturatedError
+from workers.messages import EncodeBatch, EncodeResult
+
+logger = logging.getLogger(__name__)
+
+FOLLOW_S = 1.0  # between two looks at who belongs to the pool
+FETCH_TIMEOUT_S = 60.0  # for an answer that is known to be there
+NEVER_SENT = ("The actor is restarting", "failed to connect")  # in Ray's errors about an actor that cannot be reached
+
+
+class WorkerGone(Exception):
+    """The worker died or cannot be reached; whether the call ran is unknown."""
+
+
+class WorkerAway(WorkerGone):
+    """The worker is restarting or just died: the call never reached it."""
+
+
+class Transport(Protocol):
+    """Calls that a client makes. A `call` is whatever `start` returns; it must be hashable."""
+
+    def lease(self, ask: Ask) -> Answer:
+        """A lease or refusal for each item; refusals when the router itself is away.
+
+        Raises PoolClosedError when it is gone for good.
+        """
+
+    def start(self, worker_id: str, batch: EncodeBatch) -> Any:
+        """Send a batch and return at once. Raises PoolSaturatedError when there is no room to put it."""
+
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Those of the calls that are done; waits for the first one, at most so long."""
+
+    def result(self, call: Any) -> EncodeResult:
+        """The answer of a call that is done. Raises WorkerGone, or an EncoderPoolError about the whole call."""
+
+    def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
+        """Tell a worker that nobody awaits a call any more, or only these items of it."""
+
+    def suspect(self, incarnation: str) -> None:
+        """Tell the router that a worker seems dead."""
+
+    def release(self, lease_ids: Sequence[int]) -> None:
+        """Give leases back unused."""
+
+    def hello(self, client: str) -> None:
+        """Tell the router that a client lives. Raises PoolClosedError."""
+
+    def quarantine(self, left_s: dict[bytes, float]) -> None:
+        """Tell the router which content, by digest, is to be refused for how long."""
+
+
+class Gate:
+    """Lets calls in until it is shut. A call made without Ray would start a Ray of its own, so none may be too late."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_inside = 0
+        self.shut = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self.shut:
+                raise PoolClosedError("the pool is closed")
+            self._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._num_inside -= 1
+            self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Let nobody in any more; whether this was the call that shut it."""
+        with self._changed:
+            was_open, self.shut = not self.shut, True
+        return was_open
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Wait until everybody has left."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._num_inside, timeout_s)
+
+
+@dataclass(frozen=True, eq=False)
+class Unsent:
+    """A call to a worker that is not there."""
+
+    worker_id: str
+
+
+class RayTransport:
+    """Actor calls. Every wait has a limit. Once its gate is shut, every call raises PoolClosedError.
+
+    It follows who comes and goes: a worker that a lease names is looked up by its name, and now and then the router
+    is asked who is there.
+    """
+
+    def __init__(self, router: Any, roster: Roster, *, timeout_s: float) -> None:
+        """`timeout_s` bounds calls to the router."""
+        self.gate = Gate()
+        self.roster = roster
+        self._router = router
+        self._timeout_s = timeout_s
+        self._census: Any = None  # a question under way: who is there
+        self._census_s = time.monotonic()
+        self._census_lock = threading.Lock()
+
+    def num_workers(self) -> int:
+        """Workers that this client knows of."""
+        return len(self.roster)
+
+    def lease(self, ask: Ask) -> Answer:
+        try:
+            with self.gate:
+                self._follow()
+                answer: Answer = ray.get(self._router.lease.remote(ask), timeout=self._timeout_s)
+                return answer
+        except ActorDiedError as error:  # not one that restarts: somebody has ended the pool
+            raise PoolClosedError("the pool was ended: its router is gone") from error
+        except (RayActorError, GetTimeoutError) as error:
+            away = Refusal(
+                saturated=False,
+                retry_ms=NO_WORKER_RETRY_MS,
+                message=f"the router does not answer ({type(error).__name__})",
+            )
+            return Answer(0, [away] * len(ask.which))
+
+    def _follow(self) -> None:
+        """Ask the router now and then who is there, without waiting for the answer."""
+        if not self._census_lock.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            now_s = time.monotonic()
+            if self._census is None and now_s - self._census_s > FOLLOW_S:
+                self._census, self._census_s = self._router.worker_ids.remote(), now_s
+            elif self._census is not None and ray.wait([self._census], timeout=0)[0]:
+                census, self._census = self._census, None
+                self.roster.keep(ray.get(census, timeout=self._timeout_s))
+        except RayError as error:  # it restarts; those known so far will do
+            logger.info("the router does not say who is there: %s", type(error).__name__)
+        finally:
+            self._census_lock.release()
+
+    def start(self, worker_id: str, batch: EncodeBatch) -> Any:
+        try:
+            with self.gate:
+                # A group of its own, or the call would queue behind those of batch items for one of their threads.
+                encode = self.roster.handle(worker_id).encode.options(concurrency_group=str(batch.priority))
+                return encode.remote(batch)
+        except ValueError:  # it left the pool a moment ago
+            return Unsent(worker_id)
+        except RayError as error:
+            raise PoolSaturatedError(f"Ray has no room for {len(batch.items)} items: {error}") from error
+
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        with self.gate:
+            unsent = [call for call in calls if isinstance(call, Unsent)]
+            sent = [call for call in calls if not isinstance(call, Unsent)]
+            done = ray.wait(sent, num_returns=len(sent), timeout=0)[0] if sent else []
+            if not done and not unsent and timeout_s > 0:
+                done, _ = ray.wait(sent, num_returns=1, timeout=timeout_s)
+            return [*unsent, *done]
+
+    def result(self, call: Any) -> EncodeResult:
+        try:
+            with self.gate:
+                if isinstance(call, Unsent):
+                    raise WorkerAway(f"{call.worker_id} has left the pool")
+                result: EncodeResult = ray.get(call, timeout=FETCH_TIMEOUT_S)
+        except EncoderPoolError:  # raised by the worker: Ray keeps its type
+            raise
+        except RayTaskError as error:  # a bug of ours in the worker: the traceback is in its log
+            raise EncodeError(f"the worker failed on the whole call: {error.cause!r}") from error
+        except RayError as error:
+            kind = WorkerAway if any(said in str(error) for said in NEVER_SENT) else WorkerGone
+            raise kind(f"{type(error).__name__}: {error}") from error
+        return result
+
+    def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
+        with self.gate, suppress(ValueError):  # it left the pool, and the call with it
+            self.roster.handle(worker_id).cancel.remote(call_id, numbers)
+
+    def suspect(self, incarnation: str) -> None:
+        with self.gate:
+            self.roster.drop(incarnation.rpartition("/")[0])
+            self._router.suspect.remote(incarnation)
+
+    def release(self, lease_ids: Sequence[int]) -> None:
+        with self.gate:
+            self._router.release.remote(list(lease_ids))
+
+    def hello(self, client: str) -> None:
+        with self.gate:
+            self._router.hello.remote(client)
+
+    def quarantine(self, left_s: dict[bytes, float]) -> None:
+        with self.gate:
+            self._router.quarantine.remote(left_s)
