@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from encoder.adapters.processors import CLIP, processor_of, read_pixels, read_size, vision_config
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tiles import Tile, TileAdapter
-from encoder.errors import ConfigError
+from encoder.errors import BadMediaError, ConfigError
 
 if TYPE_CHECKING:
     import torch
 
     from encoder.config import EncoderConfig
+
+MAX_RATIO = 200  # of the sides, as for other families; CLIP's own processor tries any
 
 _DEFAULTS = {"hidden_size": 768, "image_size": 224, "patch_size": 32}
 _PROJECTED = ("CLIPModel", "CLIPVisionModelWithProjection")
@@ -43,7 +45,15 @@ class Clip:
         self.pixels = read_pixels(config, CLIP)
 
     def cut(self, width: int, height: int) -> list[Tile]:
-        """The middle of the image, resized by its shortest edge."""
+        """The middle of the image, resized by its shortest edge.
+
+        Raises BadMediaError for one that would become gigabytes of pixels before its middle is cut out.
+        """
+        if max(width, height) > MAX_RATIO * min(width, height):
+            raise BadMediaError(
+                f"picture of {width}x{height}: one side is over {MAX_RATIO} times the other, "
+                f"too thin to resize it by its shorter side as CLIP does; crop it"
+            )
         longest_edge = int(self.shortest_edge * max(width, height) / min(width, height))
         resized = (self.shortest_edge, longest_edge) if width <= height else (longest_edge, self.shortest_edge)
         left, top = ((side - cut) // 2 for side, cut in zip(resized, self.tile_size, strict=True))

@@ -100,13 +100,13 @@ class Glm4v:
 
 def _size(width: int, height: int, factor: int, frames: int, least: int, most: int) -> Size:
     """After `smart_resize` of GLM-4V's processor in transformers, which counts the pixels of all frames of a patch."""
+    came = f"{width}x{height}"
     if min(width, height) < factor:
         scale = max(factor / height, factor / width)
         width, height = int(width * scale), int(height * scale)
     if max(width, height) / min(width, height) > MAX_RATIO:
         raise BadMediaError(
-            f"picture of {width}x{height}: one side is over {MAX_RATIO} times the other, "
-            f"which GLM-4V does not take; crop it"
+            f"picture of {came}: one side is over {MAX_RATIO} times the other, which GLM-4V does not take; crop it"
         )
     new_width, new_height = (round(length / factor) * factor for length in (width, height))
     if frames * new_width * new_height > most:

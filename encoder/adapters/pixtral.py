@@ -16,7 +16,7 @@ from encoder.adapters.processors import CLIP, processor_of, read_pixels, text_wi
 from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tiles import Tile
-from encoder.errors import ConfigError
+from encoder.errors import BadMediaError, ConfigError
 from encoder.types import Grid
 
 if TYPE_CHECKING:
@@ -50,10 +50,18 @@ class Pixtral:
         self.longest = (processor_of(config).get("size") or {}).get("longest_edge", self.vision["image_size"])
 
     def cut(self, width: int, height: int) -> list[Tile]:
-        """The whole image within the longest edge, enlarged to whole tokens."""
-        ratio = max(width, height) / self.longest
+        """The whole image within the longest edge, enlarged to whole tokens.
+
+        Raises BadMediaError where the shorter edge comes to no pixel, which the released processor cannot resize.
+        """
+        came, ratio = f"{width}x{height}", max(width, height) / self.longest
         if ratio > 1:
             width, height = math.floor(width / ratio), math.floor(height / ratio)
+        if min(width, height) < 1:
+            raise BadMediaError(
+                f"picture of {came}: nothing is left of its shorter side when the longer one is resized to "
+                f"{self.longest} pixels, as Pixtral's processor does; crop it"
+            )
         side = self.patch_size * self.merge
         return [Tile(resized=((((width - 1) // side + 1) * side, ((height - 1) // side + 1) * side),))]
 
