@@ -74,4 +74,4 @@ def read_tokens(path: Path) -> TokenBook:
 
 
 def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
+    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()  # a header may hold any bytes

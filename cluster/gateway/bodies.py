@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from aiohttp import BodyPartReader, web
+from aiohttp import web
 
+from cluster.gateway.forms import read_form, too_large
 from cluster.gateway.limits import Share
-from cluster.gateway.wire import JSON, MSGPACK, EncodeRequest, RequestItem, check_count, read_options, read_request
-from encoder.errors import ContentTypeError, RequestError, RequestTooLargeError
+from cluster.gateway.wire import JSON, MSGPACK, EncodeRequest, read_request
+from encoder.errors import ContentTypeError, RequestError
 
 FORM = "multipart/form-data"
 MSGPACK_NAMES = frozenset({MSGPACK, "application/x-msgpack", "application/vnd.msgpack"})
-MAX_FIELD_BYTES = 64 * 1024
+MAX_LOOP_BYTES = 256 * 1024  # a larger body is understood in a thread
 
 Result = TypeVar("Result")
 
@@ -33,18 +33,25 @@ async def read_encode_request(
     """
     kind = request.content_type
     if kind == FORM:
-        return await within(_read_form(request, share, max_bytes, max_items), timeout_s)
+        share.check(num_bytes=_check_head(request, max_bytes))
+        form = read_form(request.headers, request.content, share, max_bytes=max_bytes, max_items=max_items)
+        return await within(form, timeout_s)
     if kind not in MSGPACK_NAMES and kind != JSON:
         raise ContentTypeError(f"a body of {kind}; send {MSGPACK}, {JSON} or {FORM}")
     body = await read_body(request, share, max_bytes=max_bytes, timeout_s=timeout_s)
-    return read_request(body, JSON if kind == JSON else MSGPACK, max_items=max_items)
+    form_of = JSON if kind == JSON else MSGPACK
+    return await understood(body, lambda: read_request(body, form_of, max_items=max_items))
 
 
 async def read_body(request: web.Request, share: Share, *, max_bytes: int, timeout_s: float) -> bytearray:
     """All bytes of a body. Raises as `read_encode_request` does."""
-    length = _check_head(request, max_bytes)
-    share.take(num_bytes=length)
-    return await within(_read_all(request, share, length, max_bytes), timeout_s)
+    share.check(num_bytes=_check_head(request, max_bytes))
+    return await within(_read_all(request, share, max_bytes), timeout_s)
+
+
+async def understood(body: bytearray, read: Callable[[], Result]) -> Result:
+    """What `read` makes of a body; a large one is read beside the event loop."""
+    return read() if len(body) <= MAX_LOOP_BYTES else await asyncio.to_thread(read)
 
 
 async def within(reading: Coroutine[Any, Any, Result], timeout_s: float) -> Result:
@@ -61,62 +68,16 @@ def _check_head(request: web.Request, max_bytes: int) -> int:
         raise ContentTypeError("a compressed body; send it as it is: images are compressed already")
     length = request.content_length or 0
     if length > max_bytes:
-        raise _too_large(length, max_bytes)
+        raise too_large(length, max_bytes)
     return length
 
 
-async def _read_all(request: web.Request, share: Share, length: int, max_bytes: int) -> bytearray:
+async def _read_all(request: web.Request, share: Share, max_bytes: int) -> bytearray:
+    """Bytes count when they are here: a length that is only declared keeps nobody out."""
     body = bytearray()
     while chunk := await request.content.readany():
+        if len(body) + len(chunk) > max_bytes:
+            raise too_large(f"more than {max_bytes}", max_bytes)
+        share.take(num_bytes=len(chunk))
         body += chunk
-        if len(body) > max_bytes:
-            raise _too_large(f"more than {max_bytes}", max_bytes)
-        if len(body) > length:  # it did not say how much would come
-            share.take(num_bytes=len(body) - length)
-            length = len(body)
     return body
-
-
-async def _read_form(request: web.Request, share: Share, max_bytes: int, max_items: int) -> EncodeRequest:
-    """A form: every part with a file name is an item, its field's name its id; the others are options."""
-    share.take(num_bytes=_check_head(request, max_bytes))
-    items: list[RequestItem] = []
-    options: dict[str, object] = {}
-    num_bytes = 0
-    try:
-        async for part in await request.multipart():
-            if not isinstance(part, BodyPartReader):
-                raise RequestError("a form within a form; send files and fields")
-            data = bytearray()
-            limit = max_bytes - num_bytes if part.filename else MAX_FIELD_BYTES
-            while chunk := await part.read_chunk(256 * 1024):
-                data += chunk
-                if len(data) > limit:
-                    raise _too_large(f"more than {max_bytes}", max_bytes)
-            if part.filename is None:
-                options[part.name or ""] = _field(data)
-                continue
-            num_bytes += len(data)
-            items.append(RequestItem(data=data, item_id=part.filename[-256:]))
-            check_count(len(items), max_items)
-    except ValueError as error:
-        if isinstance(error, RequestError):
-            raise
-        raise RequestError(f"not a form: {error}") from error
-    if not items:
-        raise RequestError("the form has no file; send one at least, such as with curl -F image=@photo.jpg")
-    return EncodeRequest(items=tuple(items), options=read_options(options))
-
-
-def _field(data: bytearray) -> object:
-    """`true`, `2.5` and the like as JSON reads them, anything else as text."""
-    text = data.decode(errors="replace")
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value
-
-
-def _too_large(size: object, limit: int) -> RequestTooLargeError:
-    return RequestTooLargeError(f"the body has {size} bytes, the limit is {limit}; send several requests")

@@ -7,7 +7,6 @@ The vector is the mean of the image's tokens (a pooled encoder has one, which th
 from __future__ import annotations
 
 import base64
-import json
 import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,8 +15,9 @@ import numpy as np
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cluster.gateway.bodies import read_body
+from cluster.gateway.bodies import read_body, understood
 from cluster.gateway.encode import counted
+from cluster.gateway.json_reader import read_json
 from cluster.gateway.statuses import status_of
 from cluster.gateway.wire import JSON, ItemAnswer, ItemTokens, RequestItem, as_float32, check_count, read_item
 from encoder.errors import ERRORS, ContentTypeError, EncoderPoolError, RequestError
@@ -65,12 +65,12 @@ async def embeddings(gateway: Gateway, request: web.Request) -> web.StreamRespon
             raise ContentTypeError(f"a body of {request.content_type}; send {JSON}")
         body = await read_body(request, share, max_bytes=config.max_request_bytes, timeout_s=config.read_timeout_s)
         gateway.counters.body(len(body))
-        asked = _parsed(bytes(body))
+        max_items = config.max_request_items
+        asked, items = await understood(body, lambda: _parsed(body, max_items))
         model = backend.model(asked.model)
         width = backend.width(model)
         if asked.dimensions not in (None, width):
             raise RequestError(f"dimensions: {model} gives {width}, which cannot be cut to {asked.dimensions}")
-        items = _items(asked.input, config.max_request_items)
         work = await backend.begin(
             model,
             items,
@@ -106,14 +106,13 @@ def pooled(tokens: ItemTokens, *, normalize: bool) -> np.ndarray:
     return vector / length if normalize and length else vector
 
 
-def _parsed(body: bytes) -> EmbeddingsRequest:
+def _parsed(body: bytearray, max_items: int) -> tuple[EmbeddingsRequest, tuple[RequestItem, ...]]:
     try:
-        return EmbeddingsRequest.model_validate(json.loads(body))
+        asked = EmbeddingsRequest.model_validate(read_json(body, max_items=max_items))
     except ValidationError as error:
         detail = error.errors()[0]
         raise RequestError(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}") from error
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"not JSON: {error}") from error
+    return asked, _items(asked.input, max_items)
 
 
 def _items(given: object, max_items: int) -> tuple[RequestItem, ...]:

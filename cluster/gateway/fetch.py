@@ -17,7 +17,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from cluster.gateway.config import MediaUrlConfig
-from encoder.errors import BadMediaError, ForbiddenError, MediaTooLargeError
+from encoder.errors import BadMediaError, EncoderPoolError, ForbiddenError, MediaTooLargeError
 
 REDIRECTS = (301, 302, 303, 307, 308)
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -62,7 +62,11 @@ class Fetcher:
                 return await self._follow(_parsed(url))
         except TimeoutError:
             raise BadMediaError(f"{_short(url)} was not fetched within {self._config.timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except EncoderPoolError:
+            raise
+        except (
+            Exception
+        ) as error:  # a URL is a stranger's: libraries below raise more than they say, UnicodeError for one
             if (refusal := _refusal(error)) is not None:
                 raise refusal from error
             raise BadMediaError(f"{_short(url)} could not be fetched: {type(error).__name__}: {error}") from error

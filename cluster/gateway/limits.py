@@ -133,9 +133,13 @@ class Share:
         self.num_items = 0
         self.num_bytes = 0
 
+    def check(self, *, num_items: int = 0, num_bytes: int = 0) -> None:
+        """Raises Refused when others fill the room so that this much more does not fit now."""
+        self._room.check(num_items, num_bytes, is_only=self._room.num_bytes == self.num_bytes)
+
     def take(self, *, num_items: int = 0, num_bytes: int = 0) -> None:
         """Take more. Raises Refused when others fill the room."""
-        self._room.check(num_items, num_bytes, is_only=self._room.num_bytes == self.num_bytes)
+        self.check(num_items=num_items, num_bytes=num_bytes)
         self._room.num_items += num_items
         self._room.num_bytes += num_bytes
         self.num_items += num_items

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +20,7 @@ import msgpack
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cluster.gateway.json_reader import read_json
 from cluster.gateway.msgpack_reader import ReadLimits, read_msgpack
 from encoder.errors import BadMediaError, EncoderPoolError, RequestError, RequestTooLargeError
 from encoder.types import Grid
@@ -129,10 +129,7 @@ def read_request(body: Encoded, content_type: str, *, max_items: int) -> EncodeR
     if content_type == MSGPACK:
         value = read_msgpack(body, ReadLimits(max_values=64 + 8 * max_items))
     else:
-        try:
-            value = json.loads(bytes(body))
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"not JSON: {error}") from error
+        value = read_json(body, max_items=max_items)
     if not isinstance(value, dict):
         raise RequestError(f"a request is a map with 'items', got a {type(value).__name__}")
     items = value.pop("items", None)

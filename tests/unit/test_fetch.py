@@ -149,3 +149,11 @@ def test_a_pattern_admits_what_lies_below_a_name() -> None:
     for url in ("https://example.org/", "https://evil-example.org/"):
         with pytest.raises(ForbiddenError, match="not among"):
             fetch(url, hosts=("*.example.org",))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a..b/", "http://.a/", f"http://{'a' * 64}.b/", "http://a/\udcff", "http://[::1", "http://"]
+)
+def test_a_name_that_is_none_is_a_bad_item_at_once(url: str) -> None:
+    with pytest.raises((BadMediaError, ForbiddenError)):
+        fetch(url, hosts=("*",), schemes=("http",))

@@ -29,7 +29,17 @@ def test_a_tokens_file_names_people_and_their_rights(tmp_path: Path) -> None:
     require(bob, "watch")
     with pytest.raises(ForbiddenError, match="'bob' may watch, not encode"):
         require(bob, "encode")
-    for wrong in (None, "", TOKEN, "Basic x", "Bearer", "Bearer ", f"Bearer {TOKEN}", f"Bearer {TOKEN}c"):
+    for wrong in (
+        None,
+        "",
+        TOKEN,
+        "Basic x",
+        "Bearer",
+        "Bearer ",
+        f"Bearer {TOKEN}",
+        f"Bearer {TOKEN}c",
+        "Bearer \udcff\udcfe",
+    ):
         with pytest.raises(UnauthorizedError):
             tokens.caller(wrong)
 
