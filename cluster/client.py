@@ -40,7 +40,7 @@ from encoder.types import ItemShape
 from workers import spans
 from workers.config import WorkerConfig
 from workers.metrics import Meter
-from workers.priority import Priority
+from workers.priority import Priority, read_priority
 
 if TYPE_CHECKING:
     import torch
@@ -147,7 +147,7 @@ class Client:
 
         if self.closed:
             raise PoolClosedError("the pool is closed")
-        outcomes = encode_in_order(self, sources, timeout_s=timeout_s, priority=Priority(priority), scope=scope)
+        outcomes = encode_in_order(self, sources, timeout_s=timeout_s, priority=read_priority(priority), scope=scope)
         yield from self._traced(outcomes)
 
     def _traced(self, outcomes: Generator[Outcome, None, None]) -> Generator[Outcome, None, None]:

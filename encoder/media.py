@@ -45,12 +45,12 @@ class MediaHeader:
     note: str | None = None  # for the person who reads the result, such as "first of 12 frames"
 
 
-def probe_header(data: bytes, *, max_pixels: int, max_bytes: int) -> MediaHeader:
-    """Size and format of an encoded image, without decoding it.
+def probe_header(data: bytes, *, max_pixels: int, max_bytes: int, wanted: str = FORMATS) -> MediaHeader:
+    """Size and format of an encoded image, without decoding it. `wanted` is what to send instead of what is none.
 
     Raises BadMediaError for what is no image we read, MediaTooLargeError for one over a limit.
     """
-    header = _checked_header(data, max_pixels, max_bytes)
+    header = _checked_header(data, max_pixels, max_bytes, wanted)
     width, height = header.upright_size
     note = None
     if header.num_frames > 1:
@@ -89,7 +89,7 @@ def decode_image(data: bytes, *, max_pixels: int, max_bytes: int) -> Image.Image
 # --- before decoding ---
 
 
-def _checked_header(data: bytes, max_pixels: int, max_bytes: int) -> StoredHeader:
+def _checked_header(data: bytes, max_pixels: int, max_bytes: int, wanted: str = FORMATS) -> StoredHeader:
     if len(data) > max_bytes:
         raise MediaTooLargeError(
             f"image file has {len(data)} bytes, the limit is {max_bytes}; send it smaller or raise encoder.max_bytes"
@@ -101,7 +101,7 @@ def _checked_header(data: bytes, max_pixels: int, max_bytes: int) -> StoredHeade
             f"image file of {len(data)} bytes is damaged or incomplete: {failure}; send it again"
         ) from failure
     if header is None:
-        raise BadMediaError(f"{_describe(data)}; send {FORMATS}")
+        raise BadMediaError(f"{_describe(data)}; send {wanted}")
     if header.width < 1 or header.height < 1:
         raise BadMediaError(f"{_name(header)} has no pixels; its header is damaged: save it again")
     if header.width * header.height > max_pixels:

@@ -20,6 +20,8 @@ from encoder.media import MediaHeader
 if TYPE_CHECKING:
     from encoder.config import VideoConfig
 
+FORMATS = "MP4, QuickTime, Matroska, WebM, AVI or MPEG"
+
 SUFFIXES = frozenset(".mp4 .m4v .mov .webm .mkv .avi .mpg .mpeg .flv .wmv .3gp .ogv".split())  # noqa: SIM905
 """File name endings of videos we read, in lower case."""
 

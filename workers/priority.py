@@ -13,12 +13,22 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
+from encoder.errors import ConfigError
+
 
 class Priority(StrEnum):
     """How urgent an item is."""
 
     INTERACTIVE = "interactive"  # somebody waits for this one
     BATCH = "batch"  # one of many
+
+
+def read_priority(given: str) -> Priority:
+    """The priority of this name. Raises ConfigError for another."""
+    try:
+        return Priority(given)
+    except ValueError as error:
+        raise ConfigError(f"no priority {given!r}: it is 'interactive' or 'batch'") from error
 
 
 def rank_s(priority: Priority, came_s: float, patience_s: float) -> float:

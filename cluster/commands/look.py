@@ -46,10 +46,18 @@ def run_demo(parsed: argparse.Namespace) -> int:
 def run_models(parsed: argparse.Namespace) -> int:
     """List the presets."""
     from cluster.tables import aligned
-    from encoder.adapters.registry import families
+    from encoder.adapters.base import modalities_of
+    from encoder.adapters.registry import families, load_adapter
+    from encoder.config import EncoderConfig
 
     rows = [
-        (preset, name, "/".join(family.modalities), about.token_rule, about.summary)
+        (
+            preset,
+            name,
+            "/".join(modalities_of(load_adapter(EncoderConfig(model=preset)))),
+            about.token_rule,
+            about.summary,
+        )
         for name, family in families().items()
         for preset, about in family.presets.items()
     ]

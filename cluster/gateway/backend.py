@@ -11,7 +11,7 @@ from cluster.gateway.readiness import Readiness
 from cluster.gateway.wire import RequestItem
 from cluster.gateway.work import Work
 from cluster.pool import EncoderPool
-from encoder.adapters.registry import resolve_model
+from encoder.adapters.base import modalities_of
 from encoder.errors import UnknownModelError
 from encoder.items import max_item_bytes
 from workers.priority import Priority
@@ -105,7 +105,7 @@ def _about(client: Client) -> dict[str, object]:
         "owned_by": "encpool",
         "hidden_size": client.adapter.hidden_size,
         "dtype": encoder.dtype,
-        "modalities": list(resolve_model(encoder.model).family.modalities),
+        "modalities": list(modalities_of(client.adapter)),
         "max_pixels": encoder.max_pixels,
         "max_bytes": encoder.max_bytes,
     }

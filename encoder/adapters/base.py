@@ -134,6 +134,11 @@ class TakesVideo(Protocol):
         """
 
 
+def modalities_of(adapter: EncoderAdapter) -> tuple[str, ...]:
+    """What its model takes: images, or images and videos."""
+    return ("image", "video") if isinstance(adapter, TakesVideo) else ("image",)
+
+
 class EncoderModel(Protocol):
     """The part of a family that computes."""
 

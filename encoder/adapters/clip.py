@@ -103,7 +103,6 @@ _LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2
 
 FAMILY = Family(
     model_types=("clip", "clip_vision_model"),
-    modalities=("image",),
     outputs=("patches", "pooled"),
     presets={
         "tiny-clip": Preset(

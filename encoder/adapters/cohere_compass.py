@@ -56,7 +56,6 @@ _TINY_TEXT = {
 
 FAMILY = Family(
     model_types=("cohere_compass",),
-    modalities=("image", "video"),
     presets={
         "tiny-cohere-compass": Preset(
             config=_config(_TINY, _TINY_TEXT)

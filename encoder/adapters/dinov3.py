@@ -77,7 +77,6 @@ _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attentio
 
 FAMILY = Family(
     model_types=("dinov3_vit",),
-    modalities=("image",),
     outputs=("patches", "pooled"),
     presets={
         "tiny-dinov3": Preset(

@@ -99,7 +99,6 @@ _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 
 
 FAMILY = Family(
     model_types=("gemma3",),
-    modalities=("image",),
     presets={
         "tiny-gemma3": Preset(
             config=_config(

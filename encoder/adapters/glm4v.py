@@ -149,7 +149,6 @@ _FULL = {"hidden_size": 1536, "depth": 24, "num_heads": 12, "out_hidden_size": 4
 
 FAMILY = Family(
     model_types=("glm4v", "glm4v_moe"),
-    modalities=("image",),
     presets={
         "tiny-glm4v": Preset(
             config=_config({**_TINY, "image_size": 84}, _TINY_TEXT)

@@ -159,7 +159,6 @@ _BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
 
 FAMILY = Family(
     model_types=("idefics3", "smolvlm"),
-    modalities=("image",),
     presets={
         "tiny-idefics3": Preset(
             config=_config("idefics3", 2, {**_TINY, "image_size": 56, "patch_size": 14}, _TINY_TEXT, 112),

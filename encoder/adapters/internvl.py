@@ -130,7 +130,6 @@ _300M = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24
 
 FAMILY = Family(
     model_types=("internvl",),
-    modalities=("image", "video"),
     presets={
         "tiny-internvl": Preset(
             config=_config(

@@ -183,7 +183,6 @@ _FULL = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27
 
 FAMILY = Family(
     model_types=("kimi_k25",),
-    modalities=("image",),
     presets={
         "tiny-kimi-k2.5": Preset(
             config=_config({**_TINY, "pos_emb_height": 6, "pos_emb_width": 6}, _TINY_TEXT)

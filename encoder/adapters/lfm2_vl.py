@@ -139,7 +139,6 @@ _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 
 
 FAMILY = Family(
     model_types=("lfm2_vl",),
-    modalities=("image",),
     presets={
         "tiny-lfm2-vl": Preset(
             config=_config(

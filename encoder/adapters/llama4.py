@@ -138,7 +138,6 @@ _RELEASED = {
 
 FAMILY = Family(
     model_types=("llama4",),
-    modalities=("image",),
     presets={
         "tiny-llama4": Preset(
             config=_config(_TINY, _TINY_TEXT),

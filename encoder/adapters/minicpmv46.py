@@ -166,7 +166,6 @@ _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 
 
 FAMILY = Family(
     model_types=("minicpmv4_6",),
-    modalities=("image",),
     presets={
         "tiny-minicpmv-4.6": Preset(
             config=_config({**_TINY, "image_size": 98}, _TINY_TEXT, 0)

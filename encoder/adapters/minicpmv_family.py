@@ -53,7 +53,6 @@ _SIZES = {"2.5": (4096, 96), "2.6": (3584, 64), "4.0": (2560, 64), "4.5": (4096,
 
 FAMILY = Family(
     model_types=("minicpmv",),
-    modalities=("image", "video"),  # 2.5 takes images alone
     presets={
         f"{size}-minicpmv-{version}": Preset(
             config=_released(version, 256 if size == "tiny" else width, queries, vision),

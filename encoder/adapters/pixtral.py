@@ -138,7 +138,6 @@ _FULL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24
 
 FAMILY = Family(
     model_types=("llava", "mistral3"),
-    modalities=("image",),
     presets={
         "tiny-pixtral": Preset(
             config=_config("llava", {**_TINY, "image_size": 128, "patch_size": 16}, _TINY_TEXT, 128),

@@ -77,7 +77,6 @@ def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> QwenV
 def _family(model_type: str) -> Family:
     return Family(
         model_types=(model_type,),
-        modalities=("image", "video"),
         presets={
             name: Preset(
                 config={"model_type": model_type, "vision_config": {"model_type": model_type} | vision},

@@ -60,7 +60,6 @@ class Family:
 
     model_types: tuple[str, ...]  # of a checkpoint's config.json
     presets: Mapping[str, Preset]
-    modalities: tuple[str, ...]
     make: Callable[[Mapping[str, Any], str, EncoderConfig], EncoderAdapter]  # from config.json, name, our config
     outputs: tuple[str, ...] = ("patches",)  # what `EncoderConfig.output` may ask for
 

@@ -76,7 +76,6 @@ _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 
 
 FAMILY = Family(
     model_types=("siglip", "siglip_vision_model"),
-    modalities=("image",),
     outputs=("patches", "pooled"),
     presets={
         "tiny-siglip": Preset(

@@ -169,7 +169,6 @@ _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 
 
 FAMILY = Family(
     model_types=("siglip2", "siglip2_vision_model"),
-    modalities=("image",),
     outputs=("patches", "pooled"),
     presets={
         "tiny-siglip2": Preset(

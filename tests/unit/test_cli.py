@@ -108,6 +108,9 @@ def test_models_lists_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("models") == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("tiny-minicpmv-2.6 ") for line in lines)
+    takes = {line.split()[0]: line.split()[2] for line in lines if line}
+    assert takes["tiny-minicpmv-2.6"] == "image/video"
+    assert takes["tiny-minicpmv-2.5"] == takes["tiny-siglip"] == "image"
 
 
 def test_init_checkpoint_writes_what_config_check_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

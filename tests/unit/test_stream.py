@@ -22,6 +22,7 @@ from cluster.streams.stream import Stream
 from cluster.streams.transport import WorkerAway, WorkerGone
 from encoder.errors import (
     BadMediaError,
+    ConfigError,
     DeadlineError,
     EncodeError,
     EncoderPoolError,
@@ -84,6 +85,11 @@ def test_what_is_neither_a_file_nor_bytes_is_an_outcome_too(tmp_path: Path) -> N
     outcomes = list(client(FakePool()).encode_many(sources))
     assert [type(outcome.error) for outcome in outcomes] == [type(None), *[BadMediaError] * 5, type(None)]
     assert "a source is a path or a file's bytes, got a NoneType" in str(outcomes[1].error)
+
+
+def test_a_priority_that_there_is_not_is_refused_by_the_names_of_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="no priority 'high': it is 'interactive' or 'batch'"):
+        client(FakePool()).encode(PICTURES[0], priority="high")
 
 
 def test_what_was_read_before_the_sources_raised_comes_out_first() -> None:

@@ -12,8 +12,10 @@ import pytest
 from clips import brightness, make_clip
 from PIL import Image
 
-from encoder.config import VideoConfig
+from encoder.adapters.registry import load_adapter
+from encoder.config import EncoderConfig, VideoConfig
 from encoder.errors import BadMediaError, ConfigError, EncoderPoolError, MediaTooLargeError
+from encoder.items import prepare_item, probe_item
 from encoder.media import MediaHeader
 from encoder.video import Video, is_video, probe_video
 
@@ -134,3 +136,25 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="min_frames 9 is above max_frames 8"):
         VideoConfig(min_frames=9, max_frames=8)
     assert issubclass(MediaTooLargeError, EncoderPoolError)
+
+
+@pytest.mark.parametrize("model", ["tiny-minicpmv-2.5", "tiny-siglip"])
+def test_a_model_of_images_says_so_when_it_gets_a_video(model: str) -> None:
+    config = EncoderConfig(model=model)
+    adapter, clip = load_adapter(config), make_clip(5)
+    said = f"the file is a video and {model} takes images only; send JPEG"
+    with pytest.raises(BadMediaError, match=said):
+        probe_item(clip, adapter, config)
+    with pytest.raises(BadMediaError, match=said):
+        list(prepare_item(clip, adapter, config))
+
+
+def test_what_to_send_instead_of_an_unreadable_file_depends_on_the_model() -> None:
+    def refusal(model: str) -> str:
+        config = EncoderConfig(model=model)
+        with pytest.raises(BadMediaError) as raised:
+            probe_item(b"%PDF-1.7", load_adapter(config), config)
+        return str(raised.value)
+
+    assert refusal("tiny-siglip") == "the file is a PDF document; send JPEG, PNG, WebP, GIF, BMP or TIFF"
+    assert refusal("tiny-qwen2.5-vl").endswith("BMP or TIFF, or a video: MP4, QuickTime, Matroska, WebM, AVI or MPEG")
