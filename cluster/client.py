@@ -33,6 +33,7 @@ from encoder.errors import (
     ItemError,
     MediaTooLargeError,
     PoolClosedError,
+    kind_of,
 )
 from encoder.items import max_item_bytes, probe_item
 from encoder.media import MediaHeader
@@ -219,7 +220,7 @@ def read_source(source: Source, max_bytes: int) -> bytes:
     except ItemError:
         raise
     except TypeError as error:
-        raise BadMediaError(f"a source is a path or a file's bytes, got a {type(source).__name__}") from error
+        raise BadMediaError(f"a source is a path or a file's bytes, got {kind_of(source)}") from error
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
         reason = getattr(error, "strerror", None) or str(error)
         raise BadMediaError(f"{source} cannot be read: {reason}") from error

@@ -15,7 +15,7 @@ from cluster.gateway.config import GatewayConfig
 from cluster.groups import SHARED, AutoscaleConfig, GroupConfig, inherit, starts_within
 from cluster.planning.replan_config import ReplanConfig
 from encoder.config import EncoderConfig
-from encoder.errors import ConfigError
+from encoder.errors import ConfigError, kind_of
 from workers.config import WorkerConfig
 
 MIN_WINDOW = 256  # items
@@ -221,7 +221,7 @@ def read_yaml(path: str | Path) -> Any:
 def parse_config(data: object, *, source: str) -> PoolConfig:
     """Check a configuration of plain maps and lists; `source` begins the message of the ConfigError."""
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{source}: a configuration is a map of keys such as 'num_workers: 2', got {_kind(data)}")
+        raise ConfigError(f"{source}: a configuration is a map of keys such as 'num_workers: 2', got {kind_of(data)}")
     try:
         return PoolConfig.model_validate(data)
     except ValidationError as error:
@@ -232,6 +232,9 @@ def _explain(detail: ErrorDetails) -> str:
     where = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         *parents, key = detail["loc"]
+        if _is_setting([*parents, *str(key).split(".")]):
+            nested = "{".join(f"{part}: " for part in str(key).split("."))
+            return f"unknown key '{where}': keys are not joined by dots, write '{nested}...{'}' * str(key).count('.')}'"
         known = list(_model_at(parents).model_fields)
         close = difflib.get_close_matches(str(key), known, n=1)
         if close:
@@ -243,6 +246,14 @@ def _explain(detail: ErrorDetails) -> str:
     message = text[0].lower() + text[1:]
     shown = "" if isinstance(detail["input"], Mapping | list | tuple) else f", got {detail['input']!r}"
     return f"{where}: {message}{shown}"
+
+
+def _is_setting(loc: list[int | str]) -> bool:
+    """Whether there is a key where `loc` leads to."""
+    try:
+        return loc[-1] in _model_at(loc[:-1]).model_fields
+    except (KeyError, StopIteration):
+        return False
 
 
 def _model_at(loc: list[int | str]) -> type[BaseModel]:
@@ -259,7 +270,3 @@ def _model_at(loc: list[int | str]) -> type[BaseModel]:
 
 def _one_line(error: yaml.YAMLError) -> str:
     return " ".join(str(error).split())
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"

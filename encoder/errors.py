@@ -115,6 +115,12 @@ class RateLimitError(RequestError):
     """This token asks too often or for too much at once."""
 
 
+def kind_of(value: object) -> str:
+    """What came, for the message that says what fits: `nothing`, `a list`, `an int`."""
+    kind = type(value).__name__
+    return "nothing" if value is None else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
 ERRORS: dict[str, type[EncoderPoolError]] = {
     cls.__name__: cls
     for cls in (

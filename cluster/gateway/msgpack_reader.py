@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from encoder.errors import RequestError
+from encoder.errors import RequestError, kind_of
 
 _NUMBERS = {
     0xCA: struct.Struct(">f"),
@@ -129,7 +129,7 @@ class _Reader:
         for _ in range(length):
             key = self.read(0)
             if not isinstance(key, str):
-                raise RequestError(f"msgpack: a key is a {type(key).__name__}, keys are text")
+                raise RequestError(f"msgpack: a key is {kind_of(key)}, keys are text")
             if key in found:
                 raise RequestError(f"msgpack: key {key!r} comes twice")
             found[key] = self.read(depth - 1)

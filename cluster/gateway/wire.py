@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.gateway.json_reader import read_json
 from cluster.gateway.msgpack_reader import ReadLimits, read_msgpack
-from encoder.errors import BadMediaError, EncoderPoolError, RequestError, RequestTooLargeError
+from encoder.errors import BadMediaError, EncoderPoolError, RequestError, RequestTooLargeError, kind_of
 from encoder.types import Grid
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def read_request(body: Encoded, content_type: str, *, max_items: int) -> EncodeR
     else:
         value = read_json(body, max_items=max_items)
     if not isinstance(value, dict):
-        raise RequestError(f"a request is a map with 'items', got a {type(value).__name__}")
+        raise RequestError(f"a request is a map with 'items', got {kind_of(value)}")
     items = value.pop("items", None)
     if not isinstance(items, list) or not items:
         raise RequestError("'items' is a list of images, one at least")
@@ -172,14 +172,14 @@ def read_item(value: object) -> RequestItem:
             raise RequestError(f"an item's 'id' is text of at most {MAX_ID} letters")
         if "url" in value:
             if not isinstance(value["url"], str):
-                raise RequestError(f"an item's 'url' is text, got a {type(value['url']).__name__}")
+                raise RequestError(f"an item's 'url' is text, got {kind_of(value['url'])}")
             return replace_id(_from_text(value["url"], bare_base64=False), item_id)
         value = value["data"]
     if isinstance(value, bytes | bytearray | memoryview):
         return RequestItem(data=value, item_id=item_id)
     if isinstance(value, str):
         return replace_id(_from_text(value, bare_base64=True), item_id)
-    raise RequestError(f"an item is an encoded image, a URL or a map, got a {type(value).__name__}")
+    raise RequestError(f"an item is an encoded image, a URL or a map, got {kind_of(value)}")
 
 
 def replace_id(item: RequestItem, item_id: str | None) -> RequestItem:

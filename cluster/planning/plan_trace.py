@@ -138,23 +138,29 @@ def costs_of(seen: Seen, adapter: EncoderAdapter) -> Costs:
     if per_patch:
         graph_ms = statistics.median(per_patch)
         number = len(per_patch)
-        sources.append(f"{number} graph{'s' * (number != 1)} as in the trace, others {graph_ms * 1e3:.2g} us a patch")
+        sources.append(f"{number} graph{'s' * (number != 1)} as in the trace, others {_us(graph_ms)} us a patch")
     else:
         graph_ms = _lower_quartile(eager) / ratio if eager else GRAPH_MS_PER_PATCH
-        sources.append(f"graphs {graph_ms * 1e3:.2g} us a patch (assumed)")
+        sources.append(f"graphs {_us(graph_ms)} us a patch (assumed)")
     if eager:
         eager_ms = _lower_quartile(eager)
-        sources.append(f"eager {eager_ms * 1e3:.2g} us a patch as in the trace")
+        sources.append(f"eager {_us(eager_ms)} us a patch as in the trace")
     else:
         base_ms = EAGER_BASE_MS * graph_ms / GRAPH_MS_PER_PATCH
         eager_ms = graph_ms * ratio
-        sources.append(f"eager {eager_ms * 1e3:.2g} us a patch (assumed)")
+        sources.append(f"eager {_us(eager_ms)} us a patch (assumed)")
     return Costs(
         by_label=by_label,
         ms_per_patch=graph_ms,
         eager=EagerCost(base_ms=base_ms, ms_per_patch=eager_ms),
         source="; ".join(sources),
     )
+
+
+def _us(ms: float) -> str:
+    """Microseconds to two figures, and never with an exponent where they are many."""
+    us = ms * 1e3
+    return f"{us:.2g}" if us < 99.5 else f"{us:.0f}"
 
 
 def _lower_quartile(values: Sequence[float]) -> float:
@@ -266,5 +272,5 @@ def _budgets(seen: Seen, adapter: EncoderAdapter, num_graphs: int) -> str:
     traffic = ", ".join(f"{size}: {count:g}" for size, count in sorted(rounded.items()))
     return (
         f"token budgets for such items alone: {', '.join(map(str, budgets))}\n"
-        f"in a configuration: worker.encoder.traffic: {{{traffic}}}"
+        f"in a configuration:\nworker: {{ encoder: {{ traffic: {{ {traffic} }} }} }}"
     )

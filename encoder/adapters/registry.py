@@ -104,7 +104,7 @@ def resolve_model(name: str) -> Model:
     snapshot = Path(name).expanduser()
     if not snapshot.is_dir():
         if name.count("/") != 1 or name.startswith((".", "/", "~")):
-            close = get_close_matches(name, presets, n=1)
+            close = get_close_matches(name, presets, n=1, cutoff=0.75)
             hint = f"did you mean {close[0]!r}?" if close else f"presets are {', '.join(presets)}"
             raise ConfigError(f"no model {name!r}: it is no preset and no directory; {hint}")
         snapshot = _download(name)

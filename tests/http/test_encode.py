@@ -181,7 +181,7 @@ def test_a_deadline_that_passes_is_504(caller: Caller, pool: EncoderPool, pictur
         (400, JSON, b"[1]", "a request is a map"),
         (400, JSON, b"{}", "'items' is a list of images, one at least"),
         (400, JSON, b'{"items": []}', "one at least"),
-        (400, JSON, b'{"items": [3]}', "an item is an encoded image, a URL or a map, got a int"),
+        (400, JSON, b'{"items": [3]}', "an item is an encoded image, a URL or a map, got an int"),
         (400, JSON, b'{"items": [{"image": "x"}]}', "'data' or 'url'"),
         (400, JSON, b'{"items": ["x"], "strem": true}', "unknown key 'strem', known here: items, v, model"),
         (400, JSON, b'{"items": ["x"], "timeout_s": -1}', "timeout_s: input should be greater than 0"),

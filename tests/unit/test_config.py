@@ -50,6 +50,12 @@ def test_we_ship_the_three_configs_of_the_readme() -> None:
             GOOD.replace("model:", "modle:"),
             "unknown key 'worker.encoder.modle', did you mean 'worker.encoder.model'?",
         ),
+        (
+            GOOD + "worker.encoder.traffic: {64: 4}\n",
+            "unknown key 'worker.encoder.traffic': keys are not joined by dots, "
+            "write 'worker: {encoder: {traffic: ...}}'",
+        ),
+        (GOOD + "worker.encoder.zzz: 1\n", "unknown key 'worker.encoder.zzz', known here: "),
         (GOOD + "zzz: 1\n", "unknown key 'zzz', known here: num_workers, worker"),
         ("num_workers: 2\n", "key 'worker' is missing"),
         (GOOD.replace("2\n", "two\n"), "num_workers: input should be a valid integer"),

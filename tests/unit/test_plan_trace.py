@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster.cli import main
+from cluster.config import parse_config
 from cluster.planning.plan_trace import costs_of, label_of, read_models
 from cluster.planning.traces import TraceRecord, TraceWriter
 from encoder.adapters.minicpmv import MiniCPMV
@@ -63,6 +65,17 @@ def test_the_table_names_sets_rates_and_time_saved(recorded: Recorder, capsys: p
         assert row in told
 
 
+def test_the_traffic_that_it_found_can_be_pasted_into_a_configuration(
+    recorded: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = planned(capsys, "--trace", str(recorded()), "--workers", "4", "--memory-gib", "1")
+    pasted = yaml.safe_load(told.rstrip().splitlines()[-1])
+    pasted["worker"]["encoder"]["model"], pasted["num_workers"] = MODEL, 1
+    traffic = parse_config(pasted, source="pasted").worker.encoder.traffic
+    assert traffic is not None
+    assert sum(traffic.values()) == 201
+
+
 def test_too_little_memory_plans_nothing_and_says_so(recorded: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
     told = planned(capsys, "--trace", str(recorded()), "--workers", "2", "--memory-gib", "0.001")
     assert "none: everything runs eagerly" in told
@@ -89,6 +102,9 @@ def test_times_of_the_trace_are_the_costs(recorded: Recorder) -> None:
     assert not eagerly.by_label
     assert eagerly.eager.ms_per_patch == pytest.approx(5.0 / (7 * 1024), rel=0.5)
     assert "assumed" in eagerly.source
+    slowly = costs_of(read_models(recorded(graphs=(), ms=2000.0, name="slow"))[MODEL], adapter)
+    assert "eager 217 us" in slowly.source  # microseconds, without an exponent
+    assert "e+" not in slowly.source
 
 
 def test_a_label_is_a_key_without_its_encoder() -> None:

@@ -84,7 +84,8 @@ def test_what_is_neither_a_file_nor_bytes_is_an_outcome_too(tmp_path: Path) -> N
     sources: list[Any] = [PICTURES[0], None, 5, tmp_path / "pipe.png", "/dev/zero", "a\0b", PICTURES[1]]
     outcomes = list(client(FakePool()).encode_many(sources))
     assert [type(outcome.error) for outcome in outcomes] == [type(None), *[BadMediaError] * 5, type(None)]
-    assert "a source is a path or a file's bytes, got a NoneType" in str(outcomes[1].error)
+    assert "a source is a path or a file's bytes, got nothing" in str(outcomes[1].error)
+    assert "got an int" in str(outcomes[2].error)
 
 
 def test_a_priority_that_there_is_not_is_refused_by_the_names_of_those_there_are() -> None:
