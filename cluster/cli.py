@@ -1,6 +1,7 @@
 """The `encpool` command: parse, run the command's file in `commands/`, turn its error into an exit status.
 
-Exit status: 0 all well, 1 something failed, 2 wrong usage, 130 interrupted. Results go to stdout, the rest to stderr.
+Exit status: 0 all well, 1 something failed, 2 wrong usage, 130 interrupted (Ctrl-C, SIGTERM). Results go to
+stdout, the rest to stderr.
 Nothing heavy is imported until a command runs, so that `encpool --help` answers at once.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 from cluster.commands import bench, encode, look, plan, serve, standing, trace
 from cluster.commands.arguments import FAILED, INTERRUPTED, WRONG_USAGE
+from cluster.interrupts import sigterm_as_interrupt
 from encoder.errors import ConfigError, EncoderPoolError, WeightsError
 
 COMMANDS = (encode, standing, serve, look, trace, plan, bench)  # in the order of the help
@@ -25,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="encpool: %(message)s")
     logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
     try:
-        status: int = parsed.run(parsed)
+        with sigterm_as_interrupt():
+            status: int = parsed.run(parsed)
         sys.stdout.flush()
     except (ConfigError, WeightsError) as error:
         return _fail(error, WRONG_USAGE)

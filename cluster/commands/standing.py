@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from encoder.errors import ConfigError
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
     from cluster.config import PoolConfig
+    from cluster.lifecycle.head import Head
     from cluster.lifecycle.status import PoolStatus
     from cluster.pool import EncoderPool
 
@@ -75,32 +77,49 @@ def run_up(parsed: argparse.Namespace) -> int:
     if parsed.name is not None:
         config = parse_config({**config.model_dump(), "name": parsed.name}, source="up")
 
-    from cluster.lifecycle import local_ray
-    from cluster.lifecycle.head import running_head, start_head, stop_head
-    from cluster.lifecycle.roster import pools_here
-    from cluster.lifecycle.standing import raise_pool
+    from cluster.lifecycle.head import raising_pool, running_head, start_head, stop_unused
 
     address = config.ray_address or os.environ.get("RAY_ADDRESS")
-    head = None
-    if not address and running_head() is None:
-        head = start_head(max(os.cpu_count() or 1, _most_cpus(config)), say=_say)
-    own = None
+    started = _Started()
     try:
-        own = local_ray.attach(address, show_logs=True)
-        _say(f"starting {config.num_workers} workers with {config.worker.encoder.model} ...")
-        status = raise_pool(config, watch=_Progress())
-        url = _raise_gateway(config) if parsed.serve else None
+        with raising_pool():
+            if not address and running_head() is None:
+                started.head = start_head(max(os.cpu_count() or 1, _most_cpus(config)), say=_say)
+            status, url = _raise(config, address, serve=parsed.serve, started=started)
     except BaseException:
-        if head is not None and (own is None or not pools_here()):  # nobody else has begun to use it
-            stop_head(head)
+        if started.head is not None and started.unused:
+            stop_unused(started.head)
         raise
-    finally:
-        if own is not None:
-            own.shutdown()
     print(f"pool {config.name!r} is up with {status.num_ready} workers; `encpool down {config.name}` ends it")
     if url is not None:
         print(f"serving {config.worker.encoder.model} on {url}")
     return OK
+
+
+@dataclass(slots=True)
+class _Started:
+    """What `up` has to take back when it fails."""
+
+    head: Head | None = None
+    unused: bool = True  # no pool of anybody is on it
+
+
+def _raise(config: PoolConfig, address: str | None, *, serve: bool, started: _Started) -> tuple[PoolStatus, str | None]:
+    """The pool, and its gateway's URL if it shall have one."""
+    from cluster.lifecycle import local_ray
+    from cluster.lifecycle.roster import pools_here
+    from cluster.lifecycle.standing import raise_pool
+
+    own = local_ray.attach(address, show_logs=True)
+    try:
+        _say(f"starting {config.num_workers} workers with {config.worker.encoder.model} ...")
+        return raise_pool(config, watch=_Progress()), _raise_gateway(config) if serve else None
+    except BaseException:
+        started.unused = not pools_here()
+        raise
+    finally:
+        if own is not None:
+            own.shutdown()
 
 
 def _raise_gateway(config: PoolConfig) -> str:
@@ -172,23 +191,31 @@ def run_drain(parsed: argparse.Namespace) -> int:
 def run_down(parsed: argparse.Namespace) -> int:
     """End a pool, and our head with the last one."""
     from cluster.lifecycle import local_ray
-    from cluster.lifecycle.head import running_head, stop_head
+    from cluster.lifecycle.head import running_head, stop_abandoned, stop_unused
     from cluster.lifecycle.roster import pools_here
     from cluster.lifecycle.standing import end_pool
 
+    if stop_abandoned():
+        print("a Ray head whose start was cut off has ended")
+        if parsed.pool is None and not os.environ.get("RAY_ADDRESS") and running_head() is None:
+            return OK
     own = local_ray.attach()
     try:
-        name = _choose(parsed.pool)
-        end_pool(name)
-        print(f"pool {name!r} has ended")
         head = running_head()
-        last = head is not None and not pools_here() and local_ray.is_attached(head.address)
+        ours = head is not None and local_ray.is_attached(head.address)
+        name = None
+        if parsed.pool is not None or pools_here() or not ours:
+            name = _choose(parsed.pool)
+            end_pool(name)
+            print(f"pool {name!r} has ended")
+        last = ours and not pools_here()
     finally:
         if own is not None:
             own.shutdown()
-    if head is not None and last:
-        stop_head(head)
-        print(f"and the Ray head at {head.address} with it")
+    if head is not None and last and stop_unused(head):
+        print(
+            f"and the Ray head at {head.address} with it" if name else f"no pool; the Ray head at {head.address} ended"
+        )
     return OK
 
 

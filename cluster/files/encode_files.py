@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +17,7 @@ from cluster.files.progress import EncodeProgress
 from cluster.files.sources import Source
 from cluster.gateway.wire import ItemAnswer
 from cluster.http_client import HttpClient, error_of
+from cluster.interrupts import sigterm_as_interrupt
 from cluster.pool import EncoderPool
 from encoder.types import ItemShape
 
@@ -64,7 +62,7 @@ def encode_files(
     metadata = {"format": "pt", "model": model or models[0], "encpool": _version()}
     with (
         EncoderPool.start(pool) if isinstance(pool, PoolConfig) else pool as pool,
-        _sigterm_as_interrupt(),
+        sigterm_as_interrupt(),
         OutputWriter(out, metadata=metadata) as output,
         EncodeProgress(len(sources), pool.stats) as progress,
     ):
@@ -93,7 +91,7 @@ def encode_files_over_http(
     check_directory(out, overwrite=overwrite)
     metadata = {"format": "pt", "model": model, "encpool": _version()}
     with (
-        _sigterm_as_interrupt(),
+        sigterm_as_interrupt(),
         OutputWriter(out, metadata=metadata) as output,
         EncodeProgress(len(sources)) as progress,
     ):
@@ -133,19 +131,6 @@ def _outcome(path: str, answer: ItemAnswer) -> Outcome:
 def default_num_workers() -> int:
     """One for each GPU of this machine, or one on its CPU."""
     return max(1, torch.cuda.device_count())
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, in the main thread; Ray, once started, answers it with an abort."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _naming(path: str, message: str) -> str:

@@ -2,6 +2,10 @@
 
 One head a user: later commands, in other terminals, find it by the record, and so does `EncoderPool.connect`. It
 authenticates by a token that only the user can read. `encpool down` of the last pool ends it.
+
+In that directory `head.json` names the head, `starting.json` one that does not listen yet. Who starts one holds
+`head.lock`; so who gets the lock and finds a `starting.json` knows that nobody waits for that head any more. Who raises
+a pool shares `raising.lock`: a head without pools may be ended only while nobody does.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cluster.lifecycle.locks import locked
 from cluster.lifecycle.processes import born
 from encoder.errors import WorkerStartError
 
@@ -55,7 +61,39 @@ def state_dir() -> Path:
 
 def running_head() -> Head | None:
     """The head of this user on this machine, if it still runs."""
-    record = state_dir() / "head.json"
+    return _recorded("head.json")
+
+
+def raising_pool() -> AbstractContextManager[bool]:
+    """While a pool is being raised the head stays, also without pools."""
+    return locked(state_dir() / "raising.lock", shared=True)
+
+
+def stop_unused(head: Head) -> bool:
+    """End a head that has no pools, unless somebody is raising one; whether it was ended."""
+    with locked(state_dir() / "raising.lock", wait=False) as alone:
+        if alone:
+            stop_head(head)
+        return alone
+
+
+def stop_abandoned() -> bool:
+    """End a head whose starter died before it listened; whether there was one. Waits for a starter that lives."""
+    if not (state_dir() / "starting.json").exists():
+        return False
+    with locked(state_dir() / "head.lock"):
+        return _stop_abandoned()
+
+
+def _stop_abandoned() -> bool:
+    abandoned = _recorded("starting.json")
+    if abandoned is not None:
+        stop_head(abandoned)
+    return abandoned is not None
+
+
+def _recorded(name: str) -> Head | None:
+    record = state_dir() / name
     try:
         head = Head(**json.loads(record.read_text()))
     except (OSError, ValueError, TypeError):
@@ -66,10 +104,25 @@ def running_head() -> Head | None:
     return head
 
 
-def start_head(num_cpus: int, *, say: Callable[[str], None] = lambda text: None) -> Head:
-    """Start a head and wait until it listens. Raises WorkerStartError with the end of its log."""
+def start_head(num_cpus: int, *, say: Callable[[str], None] = lambda text: None) -> Head | None:
+    """Start a head and wait until it listens; None where one runs, also one that another command started meanwhile.
+
+    Raises WorkerStartError with the end of its log.
+    """
+    with locked(state_dir() / "head.lock", wait=False) as alone:
+        if alone:
+            return _start_head(num_cpus, say)
+    say("another command is starting a Ray cluster on this machine: waiting for it")
+    with locked(state_dir() / "head.lock"):
+        return _start_head(num_cpus, say)
+
+
+def _start_head(num_cpus: int, say: Callable[[str], None]) -> Head | None:
+    if running_head() is not None:
+        return None
+    if _stop_abandoned():
+        say("ended a Ray cluster whose start was cut off")
     directory = state_dir()
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     token_file = None if any(map(os.environ.get, AUTH_VARIABLES)) else str(_write_token(directory))
     base = tempfile.gettempdir()
     # Of its own: Ray's `auto` looks into the usual one. Short: paths of sockets end at 107 bytes, Ray adds some 70.
@@ -97,6 +150,7 @@ def start_head(num_cpus: int, *, say: Callable[[str], None] = lambda text: None)
         address=address, pid=process.pid, born=born(process.pid) or "", temp_dir=temp_dir, token_file=token_file
     )
     try:
+        _write_record(directory / "starting.json", head)
         until_s = time.monotonic() + START_TIMEOUT_S
         while not _blocks(log):
             if process.poll() is not None or time.monotonic() > until_s:
@@ -104,10 +158,10 @@ def start_head(num_cpus: int, *, say: Callable[[str], None] = lambda text: None)
                 said = next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
                 raise WorkerStartError(f"no Ray head could be started here: {said}; its log is {log}")
             time.sleep(POLL_S)
+        os.replace(directory / "starting.json", directory / "head.json")
     except BaseException:
         stop_head(head)
         raise
-    (directory / "head.json").write_text(json.dumps(asdict(head)))
     return head
 
 
@@ -120,8 +174,24 @@ def stop_head(head: Head) -> None:
             break
     else:
         raise WorkerStartError(f"the Ray head of process {head.pid} does not end; kill it by hand")
-    (state_dir() / "head.json").unlink(missing_ok=True)
+    for name in ("starting.json", "head.json"):
+        if _names(state_dir() / name, head):
+            (state_dir() / name).unlink(missing_ok=True)
     shutil.rmtree(head.temp_dir, ignore_errors=True)
+
+
+def _write_record(path: Path, head: Head) -> None:
+    """Whole or not at all: others may read it meanwhile."""
+    unnamed = path.with_suffix(".tmp")
+    unnamed.write_text(json.dumps(asdict(head)))
+    os.replace(unnamed, path)
+
+
+def _names(record: Path, head: Head) -> bool:
+    try:
+        return bool(json.loads(record.read_text()) == asdict(head))
+    except (OSError, ValueError):
+        return False
 
 
 def _wait_gone(head: Head, timeout_s: float) -> bool:

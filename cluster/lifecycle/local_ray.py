@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import ray
 
 from cluster.config import PoolConfig
+from cluster.interrupts import keeping_sigterm
 from cluster.lifecycle.head import running_head
 from encoder.errors import WorkerStartError
 
@@ -136,7 +137,8 @@ def _attach(address: str, *, show_logs: bool) -> OwnRay:
         _read_authentication_anew()
     _reach(address)  # else its authentication is the user's affair
     try:
-        ray.init(address=address, namespace="encpool", logging_level=logging.WARNING, log_to_driver=show_logs)
+        with keeping_sigterm():
+            ray.init(address=address, namespace="encpool", logging_level=logging.WARNING, log_to_driver=show_logs)
     except (ValueError, RuntimeError, OSError) as error:
         OwnRay(restore).end()
         raise WorkerStartError(f"no Ray cluster at {address!r}: {error}; start one, or leave it out") from error
@@ -169,13 +171,14 @@ def _connect(config: PoolConfig) -> OwnRay:
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it announces the token at each start
     num_cpus = math.ceil(config.num_workers * config.cpus_per_worker)
     try:
-        ray.init(
-            address="local",
-            namespace="encpool",
-            num_cpus=max(os.cpu_count() or 1, num_cpus),  # more workers than cores share them
-            include_dashboard=False,
-            logging_level=logging.WARNING,
-        )
+        with keeping_sigterm():
+            ray.init(
+                address="local",
+                namespace="encpool",
+                num_cpus=max(os.cpu_count() or 1, num_cpus),  # more workers than cores share them
+                include_dashboard=False,
+                logging_level=logging.WARNING,
+            )
     except BaseException:
         OwnRay(restore).end()
         raise
