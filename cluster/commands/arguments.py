@@ -30,3 +30,11 @@ def positive_number(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return number
+
+
+def add_pool(command: argparse.ArgumentParser, *, positional: bool = True) -> None:
+    """Which standing pool is meant: `--pool NAME` or `--name NAME`, and NAME alone where nothing else stands alone."""
+    ways = command.add_mutually_exclusive_group()
+    if positional:
+        ways.add_argument("pool", nargs="?", default=argparse.SUPPRESS, metavar="NAME", help="the pool")
+    ways.add_argument("--pool", "--name", metavar="NAME", help="the pool (default: the only one)")

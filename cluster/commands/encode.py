@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
         "paths", nargs="+", metavar="PATH", help="an image or video, a folder (searched to the bottom), a pattern"
     )
     encode.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the results go")
-    encode.add_argument("--pool", metavar="NAME", help="use this pool that `encpool up` has raised, as it is")
+    encode.add_argument("--pool", "--name", metavar="NAME", help="use this pool that `encpool up` has raised, as it is")
     encode.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
     encode.add_argument(
         "--model", metavar="NAME|DIR", help=f"a preset, a snapshot directory or a hub id (default: {DEFAULT_MODEL})"
@@ -55,6 +55,9 @@ def add(commands: Commands) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Encode what the paths name."""
+    from cluster.files.directory import check_results
+
+    check_results(parsed.out, overwrite=parsed.overwrite)
     if parsed.url is not None:
         summary = _encode_there(parsed)
     elif parsed.pool is not None:

@@ -22,7 +22,9 @@ def add(commands: Commands) -> None:
     )
     source = serve.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration")
-    source.add_argument("--pool", metavar="NAME", help="serve this pool that `encpool up` has raised, and leave it")
+    source.add_argument(
+        "--pool", "--name", metavar="NAME", help="serve this pool that `encpool up` has raised, and leave it"
+    )
     serve.add_argument("--host", metavar="ADDRESS", help="listen on this address (default: gateway.host)")
     serve.add_argument("--port", type=int, metavar="N", help="and this port; 0: any free one (default: gateway.port)")
     serve.set_defaults(run=run)

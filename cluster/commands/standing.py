@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.commands.arguments import FAILED, OK, positive_number
+from cluster.commands.arguments import FAILED, OK, add_pool, positive_number
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,39 +34,35 @@ def add(commands: Commands) -> None:
         "and the last `encpool down` ends it.",
     )
     up.add_argument("--config", type=Path, required=True, metavar="FILE", help="the pool's YAML configuration")
-    up.add_argument("--name", metavar="NAME", help="what to call it (default: `name` in FILE, or default)")
+    up.add_argument("--name", "--pool", metavar="NAME", help="what to call it (default: `name` in FILE, or default)")
     up.add_argument("--serve", action="store_true", help="with an HTTP gateway on this node, as `gateway` in FILE says")
     up.set_defaults(run=run_up)
 
     status = commands.add_parser("status", help="how a pool's workers stand")
-    _add_pool(status)
+    add_pool(status)
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(run=run_status)
 
     top = commands.add_parser("top", help="the same, refreshed until Ctrl-C; once where the output is no terminal")
-    _add_pool(top)
+    add_pool(top)
     top.add_argument("--every", type=positive_number, default=1.0, metavar="S", help="seconds (default: %(default)g)")
     top.set_defaults(run=run_top)
 
     scale = commands.add_parser("scale", help="change the number of workers; who leaves finishes what it has")
     scale.add_argument("num_workers", type=_whole, metavar="N")
-    scale.add_argument("--name", dest="pool", metavar="NAME", help="the pool (default: the only one)")
+    add_pool(scale, positional=False)
     scale.add_argument("--group", metavar="GROUP", help="whose number, in a pool of several groups")
     scale.set_defaults(run=run_scale)
 
     drain = commands.add_parser("drain", help="take one worker away once it has finished what it has")
     drain.add_argument("worker", metavar="WORKER", help="as `encpool status` calls it")
-    drain.add_argument("--name", dest="pool", metavar="NAME", help="the pool (default: the only one)")
+    add_pool(drain, positional=False)
     drain.add_argument("--replace", action="store_true", help="start another one instead")
     drain.set_defaults(run=run_drain)
 
     down = commands.add_parser("down", help="end a pool at once, and the Ray head that `up` started with the last one")
-    _add_pool(down)
+    add_pool(down)
     down.set_defaults(run=run_down)
-
-
-def _add_pool(command: argparse.ArgumentParser) -> None:
-    command.add_argument("pool", nargs="?", metavar="NAME", help="the pool (default: the only one)")
 
 
 def run_up(parsed: argparse.Namespace) -> int:

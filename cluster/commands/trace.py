@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.commands.arguments import OK, positive_number
+from cluster.commands.arguments import OK, add_pool, positive_number
 from cluster.commands.standing import connected
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def add(commands: Commands) -> None:
         description="Note each item that the pool encodes, and what became of it, in a file: about 120 bytes an item. "
         "Ends after --duration, or with Ctrl-C. An existing trace is added to. One recorder a pool at a time.",
     )
-    trace.add_argument("--pool", metavar="NAME", help="the pool (default: the only one)")
+    add_pool(trace)
     trace.add_argument("--out", type=Path, required=True, metavar="FILE", help="the trace")
     trace.add_argument("--duration", type=positive_number, metavar="S", help="seconds (default: until Ctrl-C)")
     trace.set_defaults(run=run)
@@ -38,7 +38,7 @@ def run(parsed: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             print(f"\r{number} items", end="", file=sys.stderr, flush=True)
 
-    with TraceWriter(parsed.out, flush_s=1.0) as writer, connected(parsed.pool) as pool:
+    with connected(parsed.pool) as pool, TraceWriter(parsed.out, flush_s=1.0) as writer:
         number = record(
             pool.take_trace, writer, pool.client.adapter.encoder, duration_s=parsed.duration or math.inf, tell=tell
         )

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import parse_config
+from cluster.files.directory import MANIFEST
 from cluster.files.encode_files import encode_files
-from cluster.files.output import MANIFEST
 from cluster.files.sources import find_sources
 from cluster.tables import aligned
 from encoder.pictures import DEMO_SIZES, draw_picture

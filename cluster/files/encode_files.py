@@ -12,7 +12,8 @@ import torch
 
 from cluster.client import Embedding, Outcome
 from cluster.config import PoolConfig
-from cluster.files.output import OutputWriter, check_directory
+from cluster.files.directory import check_directory
+from cluster.files.output import OutputWriter
 from cluster.files.progress import EncodeProgress
 from cluster.files.sources import Source
 from cluster.gateway.wire import ItemAnswer

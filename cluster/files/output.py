@@ -20,36 +20,12 @@ from typing import IO, Any, Self
 import torch
 
 from cluster.client import Embedding, Outcome
+from cluster.files.directory import MANIFEST, results_in
 from cluster.files.sources import Source
-from encoder.errors import ConfigError
 
-MANIFEST = "manifest.jsonl"
 MAX_PART_BYTES = 2**30
 
 _DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-
-
-def check_directory(directory: Path, *, overwrite: bool = False) -> None:
-    """Make the output directory, and look for an earlier run's results in it.
-
-    Raises ConfigError when it holds some and `overwrite` does not allow to replace them, or can be no directory.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        earlier = _results_in(directory)
-        tempfile.TemporaryFile(dir=directory).close()  # a folder of somebody else's, a file system mounted read-only
-    except OSError as error:
-        raise ConfigError(f"cannot write to {directory}: {error.strerror or error}") from error
-    if earlier and not overwrite:
-        raise ConfigError(
-            f"{directory} holds {earlier[0].name} of an earlier run; name another --out or pass --overwrite"
-        )
-
-
-def _results_in(directory: Path) -> list[Path]:
-    """Files of a run, the manifest first: it names the parts."""
-    patterns = (MANIFEST, "part-*.safetensors", ".part-*.tmp")
-    return [path for pattern in patterns for path in sorted(directory.glob(pattern))]
 
 
 class OutputWriter:
@@ -66,7 +42,7 @@ class OutputWriter:
         self._lines: list[str] = []  # of the open part's items, and of what came between them
         self._tensors: dict[str, dict[str, Any]] = {}  # of the open part, as its header will list them
         self._manifest_bytes = 0
-        for path in _results_in(directory):
+        for path in results_in(directory):
             path.unlink()
         self._manifest = (directory / MANIFEST).open("wb")
         # The open part's tensors; those of the next part are written over them.

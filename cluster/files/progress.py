@@ -39,6 +39,7 @@ class EncodeProgress:
         self._total = total
         self._graph_rates = ""
         self._stats = stats
+        self._before: PoolStats | None = None
         self._stream = stream
         self._now_s = now_s
         self._started_s = self._shown_s = now_s()
@@ -47,6 +48,9 @@ class EncodeProgress:
         self._task = self._bar.add_task("encoding", total=total) if self._bar else None
 
     def __enter__(self) -> Self:
+        if self._stats is not None:
+            with suppress(EncoderPoolError):
+                self._before = self._stats()
         if self._bar:
             self._bar.start()
         return self
@@ -84,14 +88,24 @@ class EncodeProgress:
             self._show()
 
     def rates(self) -> str:
-        """Throughput, and of the graphs what the pool tells; a pool too busy to tell is no reason to stop."""
+        """Throughput, and how the pool's graphs and caches did since the start, for whomever they worked.
+
+        A pool too busy to tell is no reason to stop.
+        """
         if self._stats is None:
             return self._live()
         with suppress(EncoderPoolError):
-            stats = self._stats()
-            self._graph_rates = f", hit rate {stats.hit_rate:.0%}, fill {stats.fill:.0%}"
-            if stats.cache.max_bytes:
-                self._graph_rates += f", {stats.cache.hit_rate:.0%} from the cache"
+            if self._before is not None:
+                rates = self._stats().rates_since(self._before)
+                self._graph_rates = "".join(
+                    f", {text.format(share)}"
+                    for text, share in (
+                        ("hit rate {:.0%}", rates.hit_rate),
+                        ("fill {:.0%}", rates.fill),
+                        ("{:.0%} from the cache", rates.cached),
+                    )
+                    if share is not None
+                )
         return self._live()
 
     def _live(self) -> str:

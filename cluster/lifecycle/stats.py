@@ -8,7 +8,16 @@ from functools import cached_property
 
 from cluster.routing.router import Member
 from workers.cache import CacheStats
-from workers.messages import WorkerReport
+from workers.messages import WorkerReport, WorkerStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Shares of what was done in some time; None where there was nothing to share."""
+
+    hit_rate: float | None  # segments that a graph served
+    fill: float | None  # useful rows of replays over rows run
+    cached: float | None  # items that the caches answered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,3 +73,28 @@ class PoolStats:
         """Useful rows of replays over rows run."""
         run = sum(report.stats.run_patches for report in self.reports)
         return sum(report.stats.useful_patches for report in self.reports) / run if run else 0.0
+
+    def rates_since(self, earlier: PoolStats) -> Rates:
+        """What was done since then, whoever asked for it; of a worker that started anew, since its start."""
+        before = {(report.worker_id, report.incarnation): report.stats for report in earlier.reports}
+        done: Counter[str] = Counter()
+        for report in self.reports:
+            done.update(_counts(report.stats))
+            done.subtract(_counts(before.get((report.worker_id, report.incarnation), WorkerStats())))
+        return Rates(
+            hit_rate=done["hits"] / done["segments"] if done["segments"] else None,
+            fill=done["useful"] / done["run"] if done["run"] else None,
+            cached=done["cached"] / done["looked up"] if done["looked up"] else None,
+        )
+
+
+def _counts(stats: WorkerStats) -> dict[str, int]:
+    cached = stats.cache.hits + stats.cache.joins
+    return {
+        "hits": stats.segment_hits,
+        "segments": stats.segment_hits + sum((stats.segment_misses or {}).values()),
+        "useful": stats.useful_patches,
+        "run": stats.run_patches,
+        "cached": cached,
+        "looked up": cached + stats.cache.misses if stats.cache.max_bytes else 0,
+    }

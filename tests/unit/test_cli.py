@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from cluster.cli import main
+from cluster.cli import _parser, main
 from cluster.commands.arguments import DTYPES
 from encoder.config import Dtype
 
@@ -39,6 +39,42 @@ def test_help_answers_within_a_second_and_loads_nothing_heavy() -> None:
     assert min(seconds) < 1.0
 
 
+def test_a_directory_with_an_earlier_run_is_refused_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "manifest.jsonl").touch()
+    done = run("encode", str(tmp_path), "--out", str(tmp_path))
+    assert done.returncode == 2
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not loaded & {"torch", "ray", "transformers", "numpy", "pydantic"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status"],
+        ["top"],
+        ["down"],
+        ["scale", "2"],
+        ["drain", "worker-0"],
+        ["trace", "--out", "t.trace"],
+        ["encode", "photo.png", "--out", "out"],
+        ["serve"],
+    ],
+)
+def test_every_command_takes_the_pools_name_the_same_ways(command: list[str]) -> None:
+    for option in ("--pool", "--name"):
+        assert _parser().parse_args([*command, option, "photos"]).pool == "photos"
+    if command[0] in ("status", "top", "down", "trace"):
+        assert _parser().parse_args([*command, "photos"]).pool == "photos"
+        assert _parser().parse_args(command).pool is None
+
+
+def test_no_trace_is_left_where_there_is_no_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENCPOOL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert status("trace", "--out", str(tmp_path / "t.trace")) == 1
+    assert not (tmp_path / "t.trace").exists()
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("--version") == 0
     assert capsys.readouterr().out.startswith("encpool")
@@ -60,6 +96,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["encode", "photo.png", "--out", "photo.png"], "cannot write to photo.png"),
         (["encode", "photo.png", "--out", "used"], "--overwrite"),
         (["encode", "photo.png", "--out", "out", "--pool", "p", "--dtype", "auto"], "--dtype cannot change a pool"),
+        (["encode", "photo.png", "--out", "used", "--pool", "nowhere"], "--overwrite"),  # before it is looked for
+        (["encode", "photo.png", "--out", "used", "--url", "http://127.0.0.1:1"], "--overwrite"),
+        (["status", "one", "--pool", "other"], "not allowed with argument"),
         (["up"], "required: --config"),
         (["up", "--config", "good.yaml", "--name", "a.b"], "up: name: string should match pattern"),
         (["scale", "few"], "'few' is no whole number"),

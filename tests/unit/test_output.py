@@ -11,7 +11,8 @@ from safetensors import safe_open
 
 import cluster.files.output
 from cluster.client import Embedding, Outcome
-from cluster.files.output import OutputWriter, check_directory
+from cluster.files.directory import check_directory
+from cluster.files.output import OutputWriter
 from cluster.files.sources import Source
 from encoder.errors import BadMediaError, ConfigError
 from encoder.types import ItemShape

@@ -1,10 +1,14 @@
+from collections.abc import Callable
 from io import StringIO
-from types import SimpleNamespace
 from typing import Any
 
+from fakes import report
+
 from cluster.files.progress import MAX_ERROR_LINES, EncodeProgress
+from cluster.lifecycle.stats import PoolStats
 from encoder.errors import PoolError
 from workers.cache import CacheStats
+from workers.messages import WorkerStats
 
 
 class Terminal(StringIO):
@@ -21,13 +25,25 @@ class Clock:
         return self.now_s
 
 
-def stats() -> Any:
-    return SimpleNamespace(hit_rate=0.975, fill=0.5, cache=CacheStats())
+def pool_stats(workers: dict[str, WorkerStats], life: int = 0) -> PoolStats:
+    reports = tuple(report(name, incarnation=f"{name}/{life}", stats=stats) for name, stats in workers.items())
+    return PoolStats(num_workers=len(reports), members=(), reports=reports)
+
+
+def in_turn(*stats: PoolStats) -> Callable[[], PoolStats]:
+    """These one after another, the last one again and again."""
+    left = list(stats)
+    return lambda: left.pop(0) if len(left) > 1 else left[0]
+
+
+def working() -> Callable[[], PoolStats]:
+    worked = WorkerStats(segment_hits=39, segment_misses={"size": 1}, useful_patches=50, run_patches=100)
+    return in_turn(pool_stats({"a": WorkerStats()}), pool_stats({"a": worked}))
 
 
 def test_a_pipe_gets_a_line_every_few_seconds() -> None:
     clock, stream = Clock(), StringIO()
-    with EncodeProgress(40, stats, stream=stream, now_s=clock) as progress:
+    with EncodeProgress(40, working(), stream=stream, now_s=clock) as progress:
         for _ in range(40):
             clock.now_s += 0.3
             progress.advance()
@@ -37,15 +53,37 @@ def test_a_pipe_gets_a_line_every_few_seconds() -> None:
     ]
 
 
-def test_a_pool_with_a_cache_says_what_it_answered_from_it() -> None:
-    cached = SimpleNamespace(hit_rate=1.0, fill=1.0, cache=CacheStats(hits=2, joins=1, misses=1, max_bytes=100))
-    with EncodeProgress(1, lambda: cached, stream=StringIO(), now_s=Clock()) as progress:
-        assert progress.rates().endswith("hit rate 100%, fill 100%, 75% from the cache")
+def test_what_the_pool_did_before_the_run_is_not_told_as_this_runs() -> None:
+    before = WorkerStats(
+        segment_hits=10,
+        segment_misses={"size": 90},
+        useful_patches=10,
+        run_patches=100,
+        cache=CacheStats(hits=100, misses=0, max_bytes=9),
+    )
+    after = WorkerStats(
+        segment_hits=20,
+        segment_misses={"size": 90},
+        useful_patches=60,
+        run_patches=200,
+        cache=CacheStats(hits=101, joins=2, misses=1, max_bytes=9),
+    )
+    stats = in_turn(pool_stats({"a": before}), pool_stats({"a": after}))
+    with EncodeProgress(1, stats, stream=StringIO(), now_s=Clock()) as progress:
+        assert progress.rates().endswith("items/s, hit rate 100%, fill 50%, 75% from the cache")
+
+
+def test_a_worker_that_started_anew_counts_from_its_start() -> None:
+    before = pool_stats({"a": WorkerStats(segment_hits=100)})
+    after = pool_stats({"a": WorkerStats(segment_hits=3, segment_misses={"size": 1})}, life=1)
+    rates = after.rates_since(before)
+    assert rates.hit_rate == 0.75
+    assert rates.fill is None
 
 
 def test_a_terminal_gets_a_bar() -> None:
     clock, stream = Clock(), Terminal()
-    with EncodeProgress(4, stats, stream=stream, now_s=clock) as progress:
+    with EncodeProgress(4, working(), stream=stream, now_s=clock) as progress:
         for _ in range(4):
             clock.now_s += 1.0
             progress.advance()
@@ -66,7 +104,7 @@ def test_a_pool_that_does_not_tell_its_counts_stops_nothing() -> None:
 
 def test_errors_are_shown_up_to_a_number() -> None:
     stream = StringIO()
-    with EncodeProgress(50, stats, stream=stream, now_s=Clock()) as progress:
+    with EncodeProgress(50, working(), stream=stream, now_s=Clock()) as progress:
         for number in range(50):
             progress.advance(f"{number}.jpg: broken [/odd]")
     lines = stream.getvalue().splitlines()
