@@ -31,12 +31,13 @@ from cluster.gateway.wire import (
     read_answer_item,
     write_request,
 )
-from encoder.errors import ERRORS, BadMediaError, EncoderPoolError, PoolError, RequestError
+from encoder.errors import ERRORS, BadMediaError, ConfigError, EncoderPoolError, PoolError, RequestError
 
 AGAIN = frozenset({429, 502, 503})
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
 MAX_REQUEST_BYTES = 16 * 2**20
 CONNECT_TIMEOUT_S = 10.0
+FIRST_PATIENCE_S = 3.0  # when nobody has listened there yet: most likely the address is wrong
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 """A path, a URL with http:// or https://, or the encoded bytes themselves."""
@@ -65,8 +66,11 @@ class AsyncHttpClient:
             patience_s: how long an item is asked for again before it fails.
             max_connections: requests that `encode_many` has under way.
             items_per_request: items that `encode_many` puts into one.
+
+        Raises:
+            ConfigError: the URL has no http:// or https://.
         """
-        self.url = url.rstrip("/")
+        self.url = _checked(url)
         self._headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -76,6 +80,7 @@ class AsyncHttpClient:
         self._items_per_request = items_per_request
         self._rng = rng or random.Random()
         self._session: aiohttp.ClientSession | None = None
+        self._was_reached = False
 
     async def __aenter__(self) -> AsyncHttpClient:
         return self
@@ -153,6 +158,7 @@ class AsyncHttpClient:
         """What the gateway serves. Raises as `encode` does."""
         try:
             async with self._client().get(f"{self.url}/v1/models", headers=self._headers) as response:
+                self._was_reached = True
                 if response.status != 200:
                     raise await _refusal(response)
                 found: list[dict[str, Any]] = (await response.json())["data"]
@@ -171,7 +177,8 @@ class AsyncHttpClient:
             for index, item in enumerate(items)
             if item.error is not None
         }
-        until_s = time.monotonic() + self._patience_s
+        started_s = time.monotonic()
+        until_s = started_s + self._patience_s
         wait_s = FIRST_WAIT_S
         while left := [index for index in range(len(items)) if index not in answers]:
             failure: EncoderPoolError | None = None
@@ -185,6 +192,8 @@ class AsyncHttpClient:
                 failure, told_s = error.error, error.retry_after_s
             except (aiohttp.ClientError, OSError) as error:
                 failure = _unreachable(self.url, error)
+                if isinstance(error, aiohttp.ClientConnectorError) and not self._was_reached:
+                    until_s = min(until_s, started_s + FIRST_PATIENCE_S)
             if failure is None and not put_off:
                 break
             pause_s = (told_s or wait_s) * (1 + 0.25 * self._rng.random())
@@ -200,6 +209,7 @@ class AsyncHttpClient:
     async def _post(self, items: Sequence[RequestItem]) -> tuple[list[ItemAnswer], float | None]:
         body = BytesIO(write_request(items, self._options))  # which aiohttp sends in pieces
         async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._headers) as response:
+            self._was_reached = True
             if response.content_type != MSGPACK:
                 refusal = await _refusal(response)
                 if response.status in AGAIN:
@@ -240,10 +250,10 @@ class HttpClient:
 
     def __init__(self, url: str, **options: Any) -> None:
         """See `AsyncHttpClient`."""
+        self._inner = AsyncHttpClient(url, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http-client", daemon=True)
         self._thread.start()
-        self._inner = AsyncHttpClient(url, **options)
 
     def __enter__(self) -> HttpClient:
         return self
@@ -329,7 +339,18 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
 
 
 def _unreachable(url: str, error: BaseException) -> PoolError:
-    return PoolError(f"the gateway at {url} does not answer: {type(error).__name__}: {error}")
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        inner = error.os_error
+        number = inner.errno or 0  # less than 0: of a name that is not known
+        reason = os.strerror(number) if number > 0 else inner.strerror or str(inner)
+    return PoolError(f"the gateway at {url} does not answer: {reason}")
+
+
+def _checked(url: str) -> str:
+    if not url.lower().startswith(("http://", "https://")):
+        raise ConfigError(f"{url!r} is no URL of a gateway; write http://{url.rpartition('://')[2]}")
+    return url.rstrip("/")
 
 
 async def _load(source: Source) -> RequestItem:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, positive
-from encoder.errors import ConfigError
+from encoder.errors import ConfigError, UnauthorizedError
 
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
@@ -110,8 +110,15 @@ def _encode_there(parsed: argparse.Namespace) -> RunSummary:
     from cluster.http_client import HttpClient
 
     options = EncodeOptions(model=parsed.encoder)
-    with HttpClient(parsed.url, token=os.environ.get(TOKEN_VARIABLE), options=options) as client:
-        served = client.models()
+    with HttpClient(parsed.url, token=os.environ.get(TOKEN_VARIABLE) or None, options=options) as client:
+        try:
+            served = client.models()
+        except UnauthorizedError as error:
+            raise UnauthorizedError(
+                f"the gateway does not know the token in {TOKEN_VARIABLE}; ask whoever runs it for one"
+                if os.environ.get(TOKEN_VARIABLE)
+                else f"the gateway asks for a token; set {TOKEN_VARIABLE} to yours"
+            ) from error
         named = [model for model in served if parsed.encoder in (None, model["id"])]
         if not named:
             raise ConfigError(f"--encoder: no {parsed.encoder!r} there; served: {', '.join(m['id'] for m in served)}")

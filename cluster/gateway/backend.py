@@ -9,7 +9,7 @@ from cluster.gateway.fetch import Fetcher
 from cluster.gateway.limits import Share
 from cluster.gateway.readiness import Readiness
 from cluster.gateway.wire import RequestItem
-from cluster.gateway.work import Work
+from cluster.gateway.work import MAX_ITEMSIZE, Work
 from cluster.pool import EncoderPool
 from encoder.adapters.base import modalities_of
 from encoder.errors import UnknownModelError
@@ -79,6 +79,7 @@ class Backend:
         timeout_s: float | None,
         priority: str,
         max_answer_bytes: int | None,
+        number_bytes: int = MAX_ITEMSIZE,
     ) -> Work:
         """The work of one request, ready to be sent. Raises RequestTooLargeError and Refused."""
         share.take(num_items=len(items))
@@ -91,6 +92,7 @@ class Backend:
             timeout_s=timeout_s or self._config.default_timeout_s,
             priority=Priority(priority),
             scope=share.caller if self._config.cache_by_token else "",
+            number_bytes=number_bytes,
         )
         await work.prepare(max_answer_bytes=max_answer_bytes)
         return work

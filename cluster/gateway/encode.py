@@ -12,6 +12,7 @@ from aiohttp import web
 from cluster.gateway.answers import send_stream, send_whole
 from cluster.gateway.bodies import read_encode_request
 from cluster.gateway.wire import ItemAnswer
+from cluster.gateway.work import MAX_ITEMSIZE, TEXT_BYTES
 
 if TYPE_CHECKING:
     from cluster.gateway.app import Gateway
@@ -32,6 +33,8 @@ async def encode(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         gateway.counters.body(share.num_bytes)
         options = asked.options
         model = backend.model(options.model)
+        as_msgpack = "msgpack" in request.content_type
+        is_text = options.encoding == "float" and not as_msgpack
         work = await backend.begin(
             model,
             asked.items,
@@ -40,8 +43,8 @@ async def encode(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             timeout_s=options.timeout_s,
             priority=options.priority,
             max_answer_bytes=None if options.stream else config.max_answer_bytes,
+            number_bytes=TEXT_BYTES if is_text else MAX_ITEMSIZE,
         )
-        as_msgpack = "msgpack" in request.content_type
         timeout_s = config.write_timeout_s
         async with aclosing(counted(gateway, work.answers())) as answers:
             if options.stream:

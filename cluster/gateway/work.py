@@ -22,6 +22,7 @@ from workers.priority import Priority
 
 WINDOW_BYTES = 64 * 2**20  # tokens of a streamed answer that may be on their way while the reader is slow
 MAX_ITEMSIZE = 4  # bytes of a number of float32, the largest that a worker answers with
+TEXT_BYTES = 20  # of a number in JSON: -0.5023918151855469 and a comma
 GRACE_S = 0.2  # a worker that says "too late" itself knows where
 
 
@@ -48,8 +49,14 @@ class Work:
         timeout_s: float,
         priority: Priority,
         scope: str = "",
+        number_bytes: int = MAX_ITEMSIZE,
     ) -> None:
-        """`arrived_s`: when the request came, by `time.monotonic`; `scope`: whose embeddings may answer it."""
+        """
+        Args:
+            arrived_s: when the request came, by `time.monotonic`.
+            scope: whose embeddings may answer it.
+            number_bytes: that a number of a token takes in the answer.
+        """
         self._dispatcher = dispatcher
         self._fetcher = fetcher
         self._items = items
@@ -59,6 +66,7 @@ class Work:
         self._timeout_s = timeout_s
         self._priority = priority
         self._scope = scope
+        self._number_bytes = number_bytes
         self._done: asyncio.Queue[ItemAnswer] = asyncio.Queue()
         self._ready: list[Ready] = []
         self._open: dict[int, Item] = {}
@@ -143,7 +151,7 @@ class Work:
             scope=self._scope,
             on_end=partial(self._end, index),
         )
-        num_bytes = shape.num_tokens * client.adapter.hidden_size * MAX_ITEMSIZE
+        num_bytes = shape.num_tokens * client.adapter.hidden_size * self._number_bytes
         return Ready(index=index, item=item, num_bytes=num_bytes)
 
     async def _send(self) -> None:

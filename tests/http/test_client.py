@@ -181,7 +181,10 @@ def test_the_command_encodes_through_a_gateway(
     with GatewayThread(pool, GatewayConfig(port=0, tokens_file=tokens_file)) as gateway:
         command = ["encode", str(photos), "--out", str(out), "--url", gateway.url]
         assert main(command) == 1
-        assert "no token; send the header" in capsys.readouterr().err
+        assert "the gateway asks for a token; set ENCPOOL_TOKEN" in capsys.readouterr().err
+        monkeypatch.setenv("ENCPOOL_TOKEN", "fedcba9876543210")
+        assert main(command) == 1
+        assert "does not know the token in ENCPOOL_TOKEN" in capsys.readouterr().err
         monkeypatch.setenv("ENCPOOL_TOKEN", "0123456789abcdef")
         assert main([*command, "--overwrite"]) == 1
     captured = capsys.readouterr()

@@ -20,6 +20,7 @@ from cluster import EncoderPool
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
 from cluster.gateway.wire import JSON, MSGPACK, as_float32, read_answer_item
+from cluster.gateway.work import TEXT_BYTES
 from encoder.errors import ConfigError
 
 
@@ -62,6 +63,17 @@ def test_msgpack_gives_the_tokens_that_the_pool_gives(caller: Caller, pool: Enco
     assert first["worker"].startswith("worker-")
     for item, picture in zip(reply.items, pictures, strict=False):
         np.testing.assert_allclose(tokens(item), expected(pool, picture), rtol=1e-5, atol=1e-5)
+
+
+def test_numbers_as_text_count_as_what_their_text_takes(pool: EncoderPool, pictures: list[bytes]) -> None:
+    found = pool.encode(pictures[0]).tokens
+    limit = GatewayConfig(port=0, max_answer_bytes=4 * found.numel())
+    items = [base64.b64encode(pictures[0]).decode()]
+    with GatewayThread(pool, limit) as gateway, Caller(gateway.url) as caller:
+        assert caller.json(items=items).status == 200
+        assert caller.json(items=items, encoding="float").status == 413
+        streamed = caller.json(items=items, encoding="float", stream=True)
+    assert len(streamed.body) < 1.1 * TEXT_BYTES * found.numel()
 
 
 def test_json_takes_data_uris_and_base64_and_gives_either_encoding(
