@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -283,3 +284,8 @@ def tiny_config(
             **changes,
         }
     )
+
+
+def heed_interrupts() -> None:
+    """As from a terminal: what a shell starts in the background ignores them, and so do its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

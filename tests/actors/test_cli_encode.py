@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from clips import make_clip
+from fakes import heed_interrupts
 from safetensors import safe_open
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "cluster.cli", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, preexec_fn=heed_interrupts, **pipes)
 
 
 def manifest(out: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from fakes import tiny_config
+from fakes import heed_interrupts, tiny_config
 from ray.cluster_utils import Cluster
 
 from cluster import EncoderPool
@@ -125,8 +125,9 @@ def test_what_a_standing_pool_encodes_is_recorded_by_a_command_beside_it(
     command = [
         sys.executable, "-m", "cluster.cli", "trace", "--pool", standing, "--out", str(trace), "--duration", "600",
     ]  # fmt: skip
+    environment = {**os.environ, "RAY_ADDRESS": nodes.address}
     recorder = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "RAY_ADDRESS": nodes.address}, text=True, stdout=subprocess.PIPE
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, preexec_fn=heed_interrupts
     )
     with EncoderPool.connect(standing, nodes.address) as pool, Load(pool, pictures):
         until(
