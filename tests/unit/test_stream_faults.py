@@ -18,6 +18,7 @@ from cluster.routing.leases import Answer, Ask, Refusal
 from cluster.routing.router import Router
 from cluster.streams.transport import WorkerAway, WorkerGone
 from encoder.errors import (
+    ConfigError,
     DeadlineError,
     EncodeError,
     PoisonItemError,
@@ -156,7 +157,7 @@ def test_interactive_items_have_calls_of_their_own_beside_those_of_batch_items()
     assert len(pool.calls) == num_under_way  # nobody waited for those
     list(stream)
     assert set(priorities[:-1]) == {Priority.INTERACTIVE, Priority.BATCH}
-    with pytest.raises(ValueError, match="'urgent' is not a valid Priority"):
+    with pytest.raises(ConfigError, match="no priority 'urgent': it is 'interactive' or 'batch'"):
         one.encode(PICTURES[0], priority="urgent")
 
 
