@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import platform
-import time
 from collections import Counter
 from dataclasses import replace
 
 import torch
-import transformers
 
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.minicpmv import MiniCPMV
@@ -20,7 +17,7 @@ from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transform
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.preparation import measure_preparation
 from encoder.benchmark.qwen_vl import bench_qwen
-from encoder.benchmark.rows import Report, Row, baseline_row, cosine, our_row, overlap
+from encoder.benchmark.rows import Report, Row, baseline_row, cosine, make_report, our_row, overlap
 from encoder.benchmark.stock import bench_stock
 from encoder.benchmark.workloads import Workload, make_workloads
 from encoder.config import EncoderConfig
@@ -81,17 +78,12 @@ def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5) -
     )
     grid.capture()
     rows += [our_row("grid", grid, workload, peak, repeats, rates) for workload in workloads]
-    return Report(
-        model=config.model,
-        dtype=str(dtype).removeprefix("torch."),
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-        versions={"torch": torch.__version__, "transformers": transformers.__version__},
-        date=time.strftime("%Y-%m-%d"),
-        peak_tflops=peak / 1e12,
-        overlap=overlapped,
-        capture_seconds=capture.seconds,
-        capture_gib=capture.num_bytes / 2**30,
-        num_graphs=capture.num_graphs,
+    return make_report(
+        config,
+        device,
+        peak=peak,
+        capture=capture,
+        overlapped=overlapped,
         cosines=cosines,
         preparation=measure_preparation(adapter),
         repeats=repeats,

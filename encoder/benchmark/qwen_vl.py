@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-import platform
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,12 +26,12 @@ from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.adapters.qwen_vl_weights import PREFIX
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.benchmark.measure import matmul_peak
-from encoder.benchmark.rows import Report, Row, baseline_row, cosine, our_row, overlap
+from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
 from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, VIDEO_FRAMES, VIDEO_SIZE, Workload, random_sizes
 from encoder.config import EncoderConfig
 from encoder.media import MediaHeader
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
-from encoder.runner import EncoderRunner, resolve_dtype
+from encoder.runner import resolve_dtype
 from encoder.types import SegmentShape
 from encoder.video import Video
 from encoder.weights import obtain_tensors
@@ -62,36 +59,16 @@ def bench_qwen(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> 
     workloads = make_workloads(adapter, small=not on_gpu)
     peak = matmul_peak(device, dtype, seconds=4.0 if on_gpu else 0.5)
     rows: list[Row] = []
-    rates: dict[str, float] = {}
     weights = obtain_tensors(resolve_model(config.model).snapshot, adapter.weight_shapes(), seed=config.seed)
     for attention in ("sdpa", RAGGED) if on_gpu else ("sdpa",):
         loop = QwenLoop(config, adapter, weights, device, dtype, attention)
         for workload in workloads:
             if on_gpu and attention == "sdpa" and adapter.sizes.window_tokens and workload.saturated:
                 continue  # thousands of calls an image, one a window: single images show it
-            row = baseline_row(f"eager, {attention}", loop.encode, device, workload, peak, repeats, {})
-            rows.append(row)
-            rates[workload.name] = max(rates.get(workload.name, 0.0), row.slices_per_s)  # the faster one
+            rows.append(baseline_row(f"eager, {attention}", loop.encode, device, workload, peak, repeats, {}))
         del loop
-    rows = [replace(row, to_eager=row.slices_per_s / rates[row.workload]) for row in rows]
-    runner = EncoderRunner.from_config(config, device_name)
-    capture = runner.capture()
-    rows += [our_row("packed", runner, each, peak, repeats, rates, min_segments=MIN_SEGMENTS) for each in workloads]
-    return Report(
-        model=config.model,
-        dtype=str(dtype).removeprefix("torch."),
-        device=torch.cuda.get_device_name(device) if on_gpu else platform.processor() or "cpu",
-        versions={"torch": torch.__version__, "transformers": transformers.__version__},
-        date=time.strftime("%Y-%m-%d"),
-        peak_tflops=peak / 1e12,
-        overlap=overlap(runner, workloads[0], repeats),
-        capture_seconds=capture.seconds,
-        capture_gib=capture.num_bytes / 2**30,
-        num_graphs=capture.num_graphs,
-        cosines={"packed": cosine(runner, config, workloads[1])},
-        preparation=None,
-        repeats=repeats,
-        rows=rows,
+    return report_beside_eager(
+        config, device_name, "packed", rows, workloads, peak=peak, repeats=repeats, min_segments=MIN_SEGMENTS
     )
 
 

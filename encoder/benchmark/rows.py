@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import torch
+import transformers
 
 from encoder.adapters.base import Segment
 from encoder.benchmark.measure import DeviceTimer, percentile, wall_seconds
 from encoder.benchmark.preparation import Preparation
 from encoder.benchmark.workloads import Workload
 from encoder.config import EncoderConfig
-from encoder.runner import EncoderRunner
+from encoder.graphs import CaptureReport
+from encoder.runner import EncoderRunner, resolve_dtype
 
 MIN_SATURATED_SEGMENTS = 400  # on a GPU: so many segments a run that filling and emptying the pipeline don't count
 
@@ -59,6 +62,69 @@ class Report:
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return asdict(self)
+
+
+def make_report(
+    config: EncoderConfig,
+    device: torch.device,
+    *,
+    peak: float,
+    capture: CaptureReport,
+    overlapped: float,
+    cosines: dict[str, tuple[float, float]],
+    preparation: Preparation | None,
+    repeats: int,
+    rows: list[Row],
+) -> Report:
+    """A report with what it ran on. `peak`: the matmul peak in FLOP/s."""
+    return Report(
+        model=config.model,
+        dtype=str(resolve_dtype(config.dtype, device)).removeprefix("torch."),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+        date=time.strftime("%Y-%m-%d"),
+        peak_tflops=peak / 1e12,
+        overlap=overlapped,
+        capture_seconds=capture.seconds,
+        capture_gib=capture.num_bytes / 2**30,
+        num_graphs=capture.num_graphs,
+        cosines=cosines,
+        preparation=preparation,
+        repeats=repeats,
+        rows=rows,
+    )
+
+
+def report_beside_eager(
+    config: EncoderConfig,
+    device_name: str,
+    engine: str,
+    eager: Sequence[Row],
+    workloads: Sequence[Workload],
+    *,
+    peak: float,
+    repeats: int,
+    min_segments: int,
+) -> Report:
+    """Measure our graphs beside eager rows; ratios are to the fastest eager engine of each workload."""
+    rates: dict[str, float] = {}
+    for row in eager:
+        rates[row.workload] = max(rates.get(row.workload, 0.0), row.slices_per_s)
+    rows = [replace(row, to_eager=row.slices_per_s / rates[row.workload]) for row in eager]
+    runner = EncoderRunner.from_config(config, device_name)
+    capture = runner.capture()
+    rows += [our_row(engine, runner, each, peak, repeats, rates, min_segments=min_segments) for each in workloads]
+    return make_report(
+        config,
+        torch.device(device_name),
+        peak=peak,
+        capture=capture,
+        overlapped=overlap(runner, workloads[0], repeats),
+        cosines={engine: cosine(runner, config, workloads[1])},
+        preparation=None,
+        repeats=repeats,
+        rows=rows,
+    )
 
 
 def our_row(

@@ -6,13 +6,9 @@ image. Padded grids do not apply: tiles have one size, and nobody pads the other
 
 from __future__ import annotations
 
-import platform
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
-import transformers
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
@@ -22,11 +18,11 @@ from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.adapters.tiles import TileAdapter
 from encoder.arena import ArenaLayout
 from encoder.benchmark.measure import matmul_peak
-from encoder.benchmark.rows import Report, Row, baseline_row, cosine, our_row, overlap
+from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
 from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, Workload, random_sizes
 from encoder.config import EncoderConfig
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
-from encoder.runner import EncoderRunner, resolve_dtype
+from encoder.runner import resolve_dtype
 from encoder.towers.stock import GridModel, TileModel
 from encoder.types import SegmentShape
 from encoder.weights import obtain_tensors
@@ -63,34 +59,14 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) ->
     workloads = make_workloads(adapter, loops["eager, sdpa"].flops_of(), small=not on_gpu)
     peak = matmul_peak(device, dtype, seconds=4.0 if on_gpu else 0.5)
     rows: list[Row] = []
-    rates: dict[str, float] = {}
     for engine, loop in loops.items():
         for workload in workloads:
             if engine == "eager, sdpa" and isinstance(adapter, GridAdapter) and _has_several(workload):
                 continue
-            row = baseline_row(engine, loop.encode, device, workload, peak, repeats, {})
-            rows.append(row)
-            rates[workload.name] = max(rates.get(workload.name, 0.0), row.slices_per_s)  # the faster one
-    rows = [replace(row, to_eager=row.slices_per_s / rates[row.workload]) for row in rows]
+            rows.append(baseline_row(engine, loop.encode, device, workload, peak, repeats, {}))
     loops.clear()
-    runner = EncoderRunner.from_config(config, device_name)
-    capture = runner.capture()
-    rows += [our_row("graphs", runner, each, peak, repeats, rates, min_segments=MIN_SEGMENTS) for each in workloads]
-    return Report(
-        model=config.model,
-        dtype=str(dtype).removeprefix("torch."),
-        device=torch.cuda.get_device_name(device) if on_gpu else platform.processor() or "cpu",
-        versions={"torch": torch.__version__, "transformers": transformers.__version__},
-        date=time.strftime("%Y-%m-%d"),
-        peak_tflops=peak / 1e12,
-        overlap=overlap(runner, workloads[0], repeats),
-        capture_seconds=capture.seconds,
-        capture_gib=capture.num_bytes / 2**30,
-        num_graphs=capture.num_graphs,
-        cosines={"graphs": cosine(runner, config, workloads[1])},
-        preparation=None,
-        repeats=repeats,
-        rows=rows,
+    return report_beside_eager(
+        config, device_name, "graphs", rows, workloads, peak=peak, repeats=repeats, min_segments=MIN_SEGMENTS
     )
 
 
