@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.commands.arguments import FAILED, OK, add_pool, positive_number
-from encoder.errors import ConfigError
+from encoder.errors import ConfigError, WorkerStartError
 
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
@@ -217,7 +217,7 @@ def run_down(parsed: argparse.Namespace) -> int:
 
 @contextmanager
 def connected(name: str | None) -> Iterator[EncoderPool]:
-    """The pool of this name, or the only one there is. Raises ConfigError when that is not clear."""
+    """The pool of this name, or the only one there is. Raises what `_choose` does."""
     from cluster.lifecycle import local_ray
     from cluster.pool import EncoderPool
 
@@ -231,14 +231,16 @@ def connected(name: str | None) -> Iterator[EncoderPool]:
 
 
 def _choose(name: str | None) -> str:
-    """The pool that is meant. Raises ConfigError when that is not clear."""
+    """The pool that is meant. Raises ConfigError when that is not clear, WorkerStartError where there is none."""
     from cluster.lifecycle.roster import pools_here
 
     if name is not None:
         return name
     pools = pools_here()
-    if len(pools) != 1:
-        raise ConfigError(f"name a pool, this cluster has {', '.join(pools)}" if pools else "no pool is running here")
+    if not pools:
+        raise WorkerStartError("no pool is running here")
+    if len(pools) > 1:
+        raise ConfigError(f"name a pool, this cluster has {', '.join(pools)}")
     return pools[0]
 
 

@@ -17,6 +17,7 @@ import torch
 from fakes import tiny_config
 
 from cluster import EncoderPool
+from cluster.cli import main
 from cluster.client import Client, Outcome
 from cluster.routing.leases import Lease, LeaseRequest
 from encoder.adapters.registry import load_adapter
@@ -162,6 +163,13 @@ def test_a_configuration_file_is_read_by_its_path(tmp_path: Path) -> None:
     file.write_text("num_workers: 1\nworker: {encoder: {model: tiny-minicpmw-2.6}}\n")
     with pytest.raises(ConfigError, match="did you mean 'tiny-minicpmv-2"):
         EncoderPool.start(file)
+
+
+def test_a_cluster_without_a_standing_pool_is_told_like_no_cluster_at_all(
+    ray_cluster: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status"]) == 1
+    assert "no pool is running here" in capsys.readouterr().err
 
 
 def test_an_unknown_model_is_refused_before_anything_starts() -> None:
