@@ -7,41 +7,14 @@ and answers the same whatever Pillow's version. `encoder.media` compares what Pi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from struct import Struct, error, unpack_from
 
-ORIENTATION = 274
-_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC = 256, 257, 258, 262
-_TIFF_TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}  # of the tags read here; others are skipped
+from encoder import tiff
+from encoder.stored_header import HeaderError, StoredHeader
+from encoder.tiff import MAX_FRAMES
 
-# Bounds on what a hostile file can make a reader walk through.
-_MAX_FRAMES = 10_000
-_MAX_TAGS = 4_096
+# A bound on what a hostile file can make a reader walk through.
 _MAX_BLOCKS = 100_000  # JPEG segments, PNG and WebP chunks, GIF blocks; a real file of 64 MiB has some thousands
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredHeader:
-    """A file's header as it stands there: the size before orientation, and what decoding has to know."""
-
-    format: str
-    width: int
-    height: int
-    orientation: int = 1  # of EXIF: 1 to 8
-    num_frames: int = 1
-    sample_bits: int = 8  # PNG and TIFF: bits of one sample
-    white_is_zero: bool = False  # TIFF: grey runs from white to black
-    exif_at: tuple[int, ...] = ()  # JPEG: where its EXIF blocks start
-    transparent: tuple[int, ...] | None = None  # PNG: the sample or the colour that is fully transparent
-
-    @property
-    def upright_size(self) -> tuple[int, int]:
-        """Width and height once the orientation is applied."""
-        return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
-
-
-class HeaderError(Exception):
-    """The header does not hold together; the message says where."""
 
 
 def read_header(data: bytes) -> StoredHeader | None:
@@ -99,7 +72,7 @@ def _read_jpeg(data: bytes) -> StoredHeader:
         elif marker == 0xFFE1 and data[position + 4 : position + 9] == b"Exif\0":
             exif_at.append(position + 4)
             if orientation is None:
-                orientation = _exif_orientation(data[position + 10 : position + 2 + length])
+                orientation = tiff.exif_orientation(data[position + 10 : position + 2 + length])
         position += 2 + length
     else:
         raise HeaderError(f"it has more than {_MAX_BLOCKS} segments")
@@ -138,7 +111,7 @@ def _read_png(data: bytes) -> StoredHeader:
         format="PNG",
         width=width,
         height=height,
-        orientation=_exif_orientation(exif),
+        orientation=tiff.exif_orientation(exif),
         num_frames=num_frames,
         sample_bits=sample_bits,
         transparent=transparent,
@@ -178,7 +151,7 @@ def _read_webp(data: bytes) -> StoredHeader:
         format="WEBP",
         width=width,
         height=height,
-        orientation=_exif_orientation(exif),
+        orientation=tiff.exif_orientation(exif),
         num_frames=max(1, num_frames),
     )
 
@@ -187,7 +160,7 @@ def _read_gif(data: bytes) -> StoredHeader:
     width, height, flags = unpack_from("<HHB", data, 6)
     position = 13 + _gif_palette_bytes(flags)
     num_frames = num_blocks = 0
-    while position < len(data) and num_frames < _MAX_FRAMES and num_blocks < _MAX_BLOCKS:
+    while position < len(data) and num_frames < MAX_FRAMES and num_blocks < _MAX_BLOCKS:
         kind = data[position]
         if kind == 0x2C:  # a frame
             if position + 10 >= len(data):
@@ -236,85 +209,16 @@ def _read_bmp(data: bytes) -> StoredHeader:
 
 
 def _read_tiff(data: bytes) -> StoredHeader:
-    offsets = _tiff_directories(data)
-    tags = _read_tags(data, offsets[0])
-    if _WIDTH not in tags or _HEIGHT not in tags:
+    offsets = tiff.directories(data)
+    tags = tiff.read_tags(data, offsets[0])
+    if tiff.WIDTH not in tags or tiff.HEIGHT not in tags:
         raise HeaderError("its first directory names no size")
     return StoredHeader(
         format="TIFF",
-        width=tags[_WIDTH],
-        height=tags[_HEIGHT],
-        orientation=_valid_orientation(tags),
+        width=tags[tiff.WIDTH],
+        height=tags[tiff.HEIGHT],
+        orientation=tiff.valid_orientation(tags),
         num_frames=len(offsets),
-        sample_bits=tags.get(_BITS, 1),
-        white_is_zero=tags.get(_PHOTOMETRIC) == 0,
+        sample_bits=tags.get(tiff.BITS, 1),
+        white_is_zero=tags.get(tiff.PHOTOMETRIC) == 0,
     )
-
-
-def _exif_orientation(exif: bytes) -> int:
-    """Orientation in an EXIF block; 1 when the block says nothing or is broken."""
-    tiff = exif.removeprefix(b"Exif\0\0")
-    try:
-        if tiff[:4] not in (b"II*\0", b"MM\0*"):
-            return 1
-        return _valid_orientation(_read_tags(tiff, unpack_from(_order(tiff) + "I", tiff, 4)[0]))
-    except (error, HeaderError):
-        return 1
-
-
-def _valid_orientation(tags: dict[int, int]) -> int:
-    value = tags.get(ORIENTATION, 1)
-    return value if 1 <= value <= 8 else 1
-
-
-def _order(tiff: bytes) -> str:
-    return "<" if tiff.startswith(b"II") else ">"
-
-
-def _is_big(tiff: bytes) -> bool:
-    return tiff[2:3] == b"+"
-
-
-def _tiff_directories(data: bytes) -> list[int]:
-    """Offsets of the directories, one a page."""
-    order, big = _order(data), _is_big(data)
-    entry_bytes = 20 if big else 12
-    offsets: list[int] = []
-    (offset,) = unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)
-    seen = set()
-    while offset and offset not in seen and len(offsets) < _MAX_FRAMES:
-        seen.add(offset)
-        offsets.append(offset)
-        try:
-            (num_tags,) = unpack_from(order + ("Q" if big else "H"), data, offset)
-            end = offset + (8 if big else 2) + num_tags * entry_bytes
-            (offset,) = unpack_from(order + ("Q" if big else "I"), data, end)
-        except error:  # a later page that is cut off leaves the first one readable
-            break
-    if not offsets:
-        raise HeaderError("it has no directory")
-    return offsets
-
-
-def _read_tags(data: bytes, offset: int) -> dict[int, int]:
-    """First value of each whole-number tag in the directory at `offset`."""
-    order, big = _order(data), _is_big(data)
-    entry = Struct(order + ("HHQ" if big else "HHI"))
-    entry_bytes, inline_bytes = (20, 8) if big else (12, 4)
-    (num_tags,) = unpack_from(order + ("Q" if big else "H"), data, offset)
-    if num_tags > _MAX_TAGS:
-        raise HeaderError(f"its directory claims {num_tags} tags")
-    tags: dict[int, int] = {}
-    start = offset + (8 if big else 2)
-    for position in range(start, start + num_tags * entry_bytes, entry_bytes):
-        tag, kind, count = entry.unpack_from(data, position)
-        letter = _TIFF_TYPES.get(kind)
-        if letter is None or count == 0:
-            continue
-        value_at = position + entry.size
-        if count * Struct(order + letter).size > inline_bytes:
-            if tag not in (_WIDTH, _HEIGHT, _BITS):
-                continue
-            (value_at,) = unpack_from(order + ("Q" if big else "I"), data, value_at)
-        (tags[tag],) = unpack_from(order + letter, data, value_at)
-    return tags

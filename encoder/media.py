@@ -23,7 +23,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from encoder.errors import BadMediaError, MediaTooLargeError
-from encoder.headers import HeaderError, StoredHeader, read_header
+from encoder.headers import read_header
+from encoder.stored_header import HeaderError, StoredHeader
 
 FORMATS = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 

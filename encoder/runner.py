@@ -9,9 +9,8 @@ output is copied out while the next one computes. A ring of pinned host buffers 
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -20,42 +19,18 @@ from encoder.adapters.registry import resolve_model
 from encoder.arena import ArenaLayout
 from encoder.attention import capturable, choose_backend
 from encoder.budgets import graph_keys
-from encoder.config import EncoderConfig, Precision
+from encoder.config import EncoderConfig
 from encoder.cost_book import CostBook
-from encoder.errors import ConfigError
-from encoder.graph_use import GraphUse
 from encoder.graphs import CaptureReport, GraphMemory, GraphSet
 from encoder.measuring import measure_eager
 from encoder.packing import LOOK_AHEAD, EagerCost, GraphTable, GraphView, Replay, plan_replay
+from encoder.precision import check_precision, resolve_dtype
+from encoder.runner_stats import RunnerStats
 from encoder.staging import Slot, StagingRing
-from encoder.types import AxisKeys, Capacity, GraphKey, MissReason, SegmentShape
+from encoder.types import AxisKeys, GraphKey, MissReason, SegmentShape
 from encoder.weights import obtain_tensors, weights_digest
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class RunnerStats:
-    """Counts since the start."""
-
-    replays: Counter[GraphKey] = field(default_factory=Counter)
-    uses: defaultdict[GraphKey, GraphUse] = field(default_factory=lambda: defaultdict(GraphUse))
-    eager_runs: int = 0
-    hits: int = 0  # segments that a graph served
-    misses: Counter[MissReason] = field(default_factory=Counter)  # segments that ran eagerly
-    useful_patches: int = 0  # of replays
-    replayed_patches: int = 0  # rows that those replays ran
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of segments that a graph served."""
-        total = self.hits + self.misses.total()
-        return self.hits / total if total else 0.0
-
-    @property
-    def fill(self) -> float:
-        """Useful rows of replays over rows run."""
-        return self.useful_patches / self.replayed_patches if self.replayed_patches else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,30 +214,13 @@ class EncoderRunner:
                     graph.replay()
                     output_TE = graph.output_TE
                 slot.keep(output_TE[:num_tokens])
-        self._count(replay, shapes, capacity)
+        self.stats.count(replay, shapes, capacity)
         return Launch(
             replay=replay,
             token_counts=[shape.num_tokens for shape in shapes],
             num_patches=sum(shape.num_patches for shape in shapes),
             slot=slot,
         )
-
-    def _count(self, replay: Replay, shapes: Sequence[SegmentShape], capacity: Capacity) -> None:
-        if replay.key is None:
-            self.stats.eager_runs += 1
-            self.stats.misses[replay.reason or MissReason.GRAPHS_OFF] += len(shapes)
-            logger.debug("%s: %d segments ran eagerly", replay.reason, len(shapes))
-        else:
-            self.stats.replays[replay.key] += 1
-            self.stats.hits += len(shapes)
-            num_patches = sum(shape.num_patches for shape in shapes)
-            self.stats.useful_patches += num_patches
-            self.stats.replayed_patches += capacity.patches
-            use = self.stats.uses[replay.key]
-            use.replays += 1
-            use.segments += len(shapes)
-            use.useful_patches += num_patches
-            use.run_patches += capacity.patches
 
     @torch.inference_mode()
     def finish(self, launch: Launch) -> list[torch.Tensor]:
@@ -306,21 +264,3 @@ class EncoderRunner:
     def replay_again(self, key: GraphKey) -> None:
         """Replay a graph over the inputs it holds, and leave its output where it is: for measuring alone."""
         self._graphs.graphs[key].replay()
-
-
-def check_precision(precision: Precision, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise ConfigError where this precision can't be had."""
-    if precision == "native":
-        return
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
-        raise ConfigError(f"precision {precision!r} needs a GPU of compute capability 9.0 (Hopper) or later")
-    if dtype != torch.bfloat16:
-        raise ConfigError(f"precision {precision!r} goes with dtype bfloat16, not {dtype}")
-
-
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that `auto` means: bfloat16 on a GPU, float32 on a CPU."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype

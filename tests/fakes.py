@@ -21,7 +21,8 @@ from encoder.config import EncoderConfig
 from encoder.graphs import CaptureReport, GraphMemory
 from encoder.media import MediaHeader, probe_header
 from encoder.packing import EagerCost, GraphTable, GraphView, Replay, plan_replay
-from encoder.runner import EncoderRunner, RunnerStats
+from encoder.runner import EncoderRunner
+from encoder.runner_stats import RunnerStats
 from encoder.types import AxisKeys, Capacity, GraphKey, Grid, ItemShape, SegmentShape
 from workers.config import WorkerConfig
 from workers.messages import EncodeBatch, EncodeItem, EncodeResult, WorkerReport, WorkerState, WorkerStats

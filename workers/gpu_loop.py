@@ -11,7 +11,6 @@ that fails, ends the loop.
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import time
@@ -19,21 +18,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from PIL import Image
 
 from encoder.adapters.base import Segment
-from encoder.errors import EncodeError, WorkerStartError
+from encoder.errors import EncodeError
 from encoder.items import prepare_item
-from encoder.media import decode_image, probe_header
 from encoder.packing import EagerCost, GraphView, Replay
-from encoder.runner import EncoderRunner, Launch, RunnerStats
+from encoder.runner import EncoderRunner, Launch
+from encoder.runner_stats import RunnerStats
 from encoder.types import GraphKey
 from workers.batcher import Batch, Batcher, Waiting
 from workers.config import WorkerConfig
 from workers.costs import CostTable
 from workers.graph_change import GraphChanger
+from workers.probe import probe
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +42,6 @@ QUIET_S = 0.05  # without work, until a change of graphs goes on without regard 
 NEAR_END = 0.8  # of a replay's time: it may take that much less than predicted without being landed late
 LOOK_S = 0.005  # how often a launch is looked at that may end earlier still
 RETRIED = "replay_failed"  # miss reason of segments that ran eagerly because a run of theirs failed
-PROBE_SIZE = (448, 448)
-ALONE = Replay(key=None, taken=())  # an eager run that no plan asked for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +102,7 @@ class GpuLoop:
         """Capture, and put one picture through every step that an item takes. Raises what keeps it from working."""
         captured = self.runner.capture()
         self.capture_s, self.failed_graphs = captured.seconds, tuple(captured.failed.items())
-        self._probe()
+        self._probed = probe(self.runner)
         self.runner.forget_stats()
         self._use_graphs()
 
@@ -188,27 +184,6 @@ class GpuLoop:
         if self.runner.eager is not None:
             costs.append((self.holdings.eager.ms_per_patch, self.runner.eager.ms_per_patch))
         return any(abs(new - old) > NOTABLE_CHANGE * old for old, new in costs)
-
-    def _probe(self) -> None:
-        encoded, adapter = probe_picture(), self.runner.adapter
-        max_pixels, max_bytes = math.prod(PROBE_SIZE), len(encoded)  # its own: the configured limits may be smaller
-        promised = adapter.probe(probe_header(encoded, max_pixels=max_pixels, max_bytes=max_bytes))
-        segments = adapter.prepare(decode_image(encoded, max_pixels=max_pixels, max_bytes=max_bytes))
-        if tuple(segment.shape.grid for segment in segments) != promised.grids:
-            raise WorkerStartError(f"the probe picture was cut into other grids than {promised.grids}")
-        first = segments[:1]
-        # By graph, then eagerly twice: the second time tells what eager work costs.
-        for replay in (self.runner.plan([first[0].shape]), ALONE, ALONE):
-            started_s = time.monotonic()
-            tokens_TE = self.runner.finish(self.runner.submit(first, replay))[0]
-            took_ms = (time.monotonic() - started_s) * 1e3
-            self._probed = EagerCost(base_ms=0.0, ms_per_patch=took_ms / first[0].shape.num_patches)
-            if len(tokens_TE) != first[0].shape.num_tokens or not bool(torch.isfinite(tokens_TE).all()):
-                raise WorkerStartError(
-                    f"the probe picture came back as {tuple(tokens_TE.shape)} with "
-                    f"{int((~torch.isfinite(tokens_TE)).sum())} numbers that are not finite "
-                    f"({'eagerly' if replay.key is None else replay.key})"
-                )
 
     def _launch(self, batch: Batch) -> Flight:
         now_s = self._now_s()
@@ -300,13 +275,3 @@ class GpuLoop:
         self.changer.give_up(largest.key, "dropped: the device ran out of memory")
         self._use_graphs()
         logger.warning("out of memory: dropped graph %s, %d left", largest.key, len(self.graphs))
-
-
-def probe_picture() -> bytes:
-    """A small PNG with something to see in it, always the same."""
-    width, height = PROBE_SIZE
-    rows, columns = np.mgrid[0:height, 0:width]
-    pixels = np.stack([rows % 256, columns % 256, (rows * columns) % 256], axis=-1).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1)
-    return buffer.getvalue()

@@ -22,7 +22,8 @@ from encoder.benchmark.stock import bench_stock
 from encoder.benchmark.workloads import Workload, make_workloads
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
-from encoder.runner import EncoderRunner, resolve_dtype
+from encoder.precision import resolve_dtype
+from encoder.runner import EncoderRunner
 from encoder.towers.resampler import Resampler
 from encoder.weights import obtain_tensors
 

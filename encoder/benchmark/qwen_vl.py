@@ -31,7 +31,7 @@ from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, VIDEO_FRAMES
 from encoder.config import EncoderConfig
 from encoder.media import MediaHeader
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
-from encoder.runner import resolve_dtype
+from encoder.precision import resolve_dtype
 from encoder.types import SegmentShape
 from encoder.video import Video
 from encoder.weights import obtain_tensors

@@ -18,7 +18,8 @@ from encoder.benchmark.preparation import Preparation
 from encoder.benchmark.workloads import Workload
 from encoder.config import EncoderConfig
 from encoder.graphs import CaptureReport
-from encoder.runner import EncoderRunner, resolve_dtype
+from encoder.precision import resolve_dtype
+from encoder.runner import EncoderRunner
 
 MIN_SATURATED_SEGMENTS = 400  # on a GPU: so many segments a run that filling and emptying the pipeline don't count
 

@@ -22,7 +22,7 @@ from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eage
 from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, Workload, random_sizes
 from encoder.config import EncoderConfig
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
-from encoder.runner import resolve_dtype
+from encoder.precision import resolve_dtype
 from encoder.towers.stock import GridModel, TileModel
 from encoder.types import SegmentShape
 from encoder.weights import obtain_tensors

@@ -39,6 +39,7 @@ WITHOUT_TORCH = [
     "encoder.errors",
     "encoder.config",
     "encoder.headers",
+    "encoder.runner_stats",
     "encoder.items",
     "encoder.media",
     "encoder.pictures",

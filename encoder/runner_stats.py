@@ -1,0 +1,56 @@
+"""`RunnerStats`: what a runner has run, by graph and eagerly, and how well it filled them. Free of torch."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from encoder.graph_use import GraphUse
+from encoder.packing import Replay
+from encoder.types import Capacity, GraphKey, MissReason, SegmentShape
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RunnerStats:
+    """Counts since the start."""
+
+    replays: Counter[GraphKey] = field(default_factory=Counter)
+    uses: defaultdict[GraphKey, GraphUse] = field(default_factory=lambda: defaultdict(GraphUse))
+    eager_runs: int = 0
+    hits: int = 0  # segments that a graph served
+    misses: Counter[MissReason] = field(default_factory=Counter)  # segments that ran eagerly
+    useful_patches: int = 0  # of replays
+    replayed_patches: int = 0  # rows that those replays ran
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of segments that a graph served."""
+        total = self.hits + self.misses.total()
+        return self.hits / total if total else 0.0
+
+    @property
+    def fill(self) -> float:
+        """Useful rows of replays over rows run."""
+        return self.useful_patches / self.replayed_patches if self.replayed_patches else 0.0
+
+    def count(self, replay: Replay, shapes: Sequence[SegmentShape], capacity: Capacity) -> None:
+        """A run of these segments begins, in a graph of this capacity unless it is eager."""
+        if replay.key is None:
+            self.eager_runs += 1
+            self.misses[replay.reason or MissReason.GRAPHS_OFF] += len(shapes)
+            logger.debug("%s: %d segments ran eagerly", replay.reason, len(shapes))
+            return
+        num_patches = sum(shape.num_patches for shape in shapes)
+        self.replays[replay.key] += 1
+        self.hits += len(shapes)
+        self.useful_patches += num_patches
+        self.replayed_patches += capacity.patches
+        use = self.uses[replay.key]
+        use.replays += 1
+        use.segments += len(shapes)
+        use.useful_patches += num_patches
+        use.run_patches += capacity.patches
