@@ -17,7 +17,8 @@ from typing import Any
 
 import aiohttp
 
-from cluster.gateway.wire import MSGPACK, EncodeOptions, RequestItem, write_request
+from cluster.gateway.requests import write_request
+from cluster.gateway.wire import MSGPACK, EncodeOptions, RequestItem
 from encoder.errors import WorkerStartError
 
 TIMEOUT_S = 1800.0

@@ -1,33 +1,27 @@
-"""Answers as they go out: whole, or item by item; to readers who may be slow, or gone."""
+"""Answers as they go out: whole, or item by item; to readers who may be slow, or gone.
+
+Nothing large is made at once: what is msgpack goes out from where it lies, and JSON, which is several times its
+tokens, is written piece by piece, a large one beside the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import msgpack
 from aiohttp import web
 
+from cluster.gateway.item_maps import end_map, json_answer, json_item, msgpack_answer, msgpack_item
 from cluster.gateway.statuses import RETRY, joint_status, status_of
-from cluster.gateway.wire import (
-    JSON,
-    JSON_LINES,
-    MSGPACK,
-    VERSION,
-    Encoded,
-    ItemAnswer,
-    end_map,
-    json_item,
-    msgpack_answer,
-    msgpack_item,
-)
+from cluster.gateway.wire import JSON, JSON_LINES, MSGPACK, Encoded, ItemAnswer
 from encoder.errors import EncoderPoolError
 
 PIECE_BYTES = 256 * 1024  # a reader must take one within the time limit
-MAX_LOOP_BYTES = 256 * 1024  # more JSON than this is written in a thread
+MAX_LOOP_BYTES = 256 * 1024  # of tokens; more of them are written as JSON in a thread
 
 
 class SlowReader(Exception):
@@ -55,24 +49,51 @@ async def send_whole(
     as_msgpack: bool,
     write_timeout_s: float,
 ) -> web.StreamResponse:
-    """All items, in the order that they were asked in."""
+    """All items, in the order that they were asked in. Raises SlowReader."""
     status = joint_status([answer.status for answer in answers])
     headers = {"Retry-After": "1"} if status in RETRY else {}
     if not as_msgpack:
-        size = sum(len(answer.tokens.data) for answer in answers if answer.tokens is not None)
-        if size < MAX_LOOP_BYTES:
-            text = _json_answer(model, answers, encoding)
-        else:
-            text = await asyncio.to_thread(_json_answer, model, answers, encoding)
-        return web.Response(body=text, status=status, headers=headers, content_type=JSON)
+        return await send_json(
+            request,
+            json_answer(model, answers, encoding),
+            is_large=sum(map(_token_bytes, answers)) > MAX_LOOP_BYTES,
+            status=status,
+            headers=headers,
+            write_timeout_s=write_timeout_s,
+        )
     pieces = msgpack_answer(model, answers)
     response = web.StreamResponse(status=status, headers=headers)
     response.content_type = MSGPACK
     response.content_length = sum(map(len, pieces))
-    await response.prepare(request)
-    await _write(request, response, pieces, write_timeout_s)
-    await response.write_eof()
-    return response
+    writer = _Writer(request, response, write_timeout_s)
+    await writer.begin()
+    await writer.write(pieces)
+    return await writer.end()
+
+
+async def send_json(
+    request: web.Request,
+    pieces: Iterator[bytes],
+    *,
+    is_large: bool,
+    write_timeout_s: float,
+    status: int = 200,
+    headers: dict[str, str] | None = None,
+) -> web.StreamResponse:
+    """One value of JSON; a large one has no length at its head. Raises SlowReader."""
+    response = web.StreamResponse(status=status, headers=headers)
+    response.content_type = JSON
+    writer = _Writer(request, response, write_timeout_s)
+    if is_large:
+        await writer.begin()
+        async for chunk in _beside(pieces):
+            await writer.write([chunk])
+    else:
+        body = b"".join(pieces)
+        response.content_length = len(body)
+        await writer.begin()
+        await writer.write([body])
+    return await writer.end()
 
 
 async def send_stream(
@@ -86,41 +107,73 @@ async def send_stream(
     """Each item when it ends, and a last map. Raises SlowReader."""
     response = web.StreamResponse(headers={"X-Accel-Buffering": "no"})  # proxies pass each item on at once
     response.content_type = MSGPACK if as_msgpack else JSON_LINES
-    await response.prepare(request)
+    writer = _Writer(request, response, write_timeout_s)
+    await writer.begin()
     num_items = num_failed = 0
     async with aclosing(answers):
         async for answer in answers:
             num_items += 1
             num_failed += answer.tokens is None
-            pieces = msgpack_item(answer) if as_msgpack else [_line(json_item(answer, encoding))]
-            await _write(request, response, pieces, write_timeout_s)
+            if as_msgpack:
+                await writer.write(msgpack_item(answer))
+            elif _token_bytes(answer) <= MAX_LOOP_BYTES:
+                await writer.write([b"".join(json_item(answer, encoding)) + b"\n"])
+            else:
+                async for chunk in _beside(json_item(answer, encoding)):
+                    await writer.write([chunk])
+                await writer.write([b"\n"])
     end = end_map(num_items, num_failed)
-    await _write(request, response, [msgpack.packb(end) if as_msgpack else _line(end)], write_timeout_s)
-    await response.write_eof()
-    return response
+    await writer.write([msgpack.packb(end) if as_msgpack else json.dumps(end).encode() + b"\n"])
+    return await writer.end()
 
 
-async def _write(
-    request: web.Request, response: web.StreamResponse, pieces: Sequence[Encoded], timeout_s: float
-) -> None:
+class _Writer:
+    """Writes an answer to a reader who has so long for each piece. All of it raises SlowReader."""
+
+    def __init__(self, request: web.Request, response: web.StreamResponse, timeout_s: float) -> None:
+        self._request = request
+        self._response = response
+        self._timeout_s = timeout_s
+
+    async def begin(self) -> None:
+        await self._response.prepare(self._request)
+
+    async def write(self, pieces: Iterable[Encoded]) -> None:
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), PIECE_BYTES):
+                await self._within(self._response.write(view[start : start + PIECE_BYTES]))
+
+    async def end(self) -> web.StreamResponse:
+        await self._within(self._response.write_eof())
+        return self._response
+
+    async def _within(self, writing: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await writing
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise SlowReader(f"nothing was read for {self._timeout_s:g} s") from None
+
+
+async def _beside(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Pieces put together in a thread, some at a time; between two of them the loop may have the interpreter."""
+    while chunk := await asyncio.to_thread(_some, pieces):
+        yield chunk
+
+
+def _some(pieces: Iterator[bytes]) -> bytes:
+    taken: list[bytes] = []
+    num_bytes = 0
     for piece in pieces:
-        view = memoryview(piece)
-        for start in range(0, len(view), PIECE_BYTES):
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await response.write(view[start : start + PIECE_BYTES])
-            except TimeoutError:
-                if request.transport is not None:
-                    request.transport.abort()
-                raise SlowReader(f"nothing was read for {timeout_s:g} s") from None
+        taken.append(piece)
+        num_bytes += len(piece)
+        if num_bytes >= PIECE_BYTES:
+            break
+    return b"".join(taken)
 
 
-def _json_answer(model: str, answers: Sequence[ItemAnswer], encoding: str) -> bytes:
-    """Item by item: a number in a list takes more than its text."""
-    head = json.dumps({"v": VERSION, "model": model})[:-1]
-    items = [json.dumps(json_item(answer, encoding)).encode() for answer in answers]
-    return b'%s, "items": [%s]}' % (head.encode(), b", ".join(items))
-
-
-def _line(value: dict[str, Any]) -> bytes:
-    return json.dumps(value).encode() + b"\n"
+def _token_bytes(answer: ItemAnswer) -> int:
+    return 0 if answer.tokens is None else len(answer.tokens.data)

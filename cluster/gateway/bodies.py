@@ -10,7 +10,8 @@ from aiohttp import web
 
 from cluster.gateway.forms import read_form, too_large
 from cluster.gateway.limits import Share
-from cluster.gateway.wire import JSON, MSGPACK, EncodeRequest, read_request
+from cluster.gateway.requests import read_request
+from cluster.gateway.wire import JSON, MSGPACK, EncodeRequest
 from encoder.errors import ContentTypeError, RequestError
 
 FORM = "multipart/form-data"

@@ -4,22 +4,30 @@ The vector is the mean of the image's tokens (a pooled encoder has one, which th
 `normalize` is false. An `input` that is no image fails the whole request, as those clients know no other way.
 """
 
+# Shapes: E width of a vector.
+
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cluster.gateway.answers import MAX_LOOP_BYTES, send_json
 from cluster.gateway.bodies import read_body, understood
 from cluster.gateway.encode import counted
 from cluster.gateway.json_reader import read_json
+from cluster.gateway.requests import check_count, read_item
 from cluster.gateway.statuses import status_of
-from cluster.gateway.wire import JSON, ItemAnswer, ItemTokens, RequestItem, as_float32, check_count, read_item
+from cluster.gateway.wire import JSON, ItemAnswer, ItemTokens, RequestItem, as_float32
 from encoder.errors import ERRORS, ContentTypeError, EncoderPoolError, RequestError
 
 if TYPE_CHECKING:
@@ -80,30 +88,41 @@ async def embeddings(gateway: Gateway, request: web.Request) -> web.StreamRespon
             priority=asked.priority,
             max_answer_bytes=config.max_answer_bytes,
         )
-        found: list[dict[str, Any] | None] = [None] * len(items)
+        vectors_E: list[np.ndarray | None] = [None] * len(items)
         num_tokens = 0
         async with aclosing(counted(gateway, work.answers())) as answers:
             async for answer in answers:
                 if answer.tokens is None:
                     raise _failed(answer, len(items))
                 num_tokens += answer.tokens.shape[0]
-                vector = pooled(answer.tokens, normalize=asked.normalize)
-                found[answer.index] = {
-                    "object": "embedding",
-                    "index": answer.index,
-                    "embedding": vector.tolist()
-                    if asked.encoding_format == "float"
-                    else base64.b64encode(vector.astype("<f4").tobytes()).decode(),
-                }
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return web.json_response({"object": "list", "data": found, "model": model, "usage": usage})
+                pool = partial(pooled, answer.tokens, normalize=asked.normalize)
+                is_large = len(answer.tokens.data) > MAX_LOOP_BYTES
+                vectors_E[answer.index] = await asyncio.to_thread(pool) if is_large else pool()
+        return await send_json(
+            request,
+            _answer(model, vectors_E, num_tokens, as_text=asked.encoding_format == "float"),
+            is_large=4 * width * len(items) > MAX_LOOP_BYTES,
+            write_timeout_s=config.write_timeout_s,
+        )
 
 
 def pooled(tokens: ItemTokens, *, normalize: bool) -> np.ndarray:
-    """One float32 vector of an item."""
-    vector: np.ndarray = as_float32(tokens).mean(axis=0, dtype=np.float32)
-    length = float(np.linalg.norm(vector))
-    return vector / length if normalize and length else vector
+    """One float32 vector `[width]` of an item."""
+    vector_E: np.ndarray = as_float32(tokens).mean(axis=0, dtype=np.float32)
+    length = float(np.linalg.norm(vector_E))
+    return vector_E / length if normalize and length else vector_E
+
+
+def _answer(model: str, vectors_E: Sequence[np.ndarray | None], num_tokens: int, *, as_text: bool) -> Iterator[bytes]:
+    """The answer in JSON, a vector a piece."""
+    yield b'{"object": "list", "data": ['
+    for index, vector_E in enumerate(vectors_E):
+        assert vector_E is not None
+        embedding = vector_E.tolist() if as_text else base64.b64encode(vector_E.astype("<f4").tobytes()).decode()
+        entry = {"object": "embedding", "index": index, "embedding": embedding}
+        yield (b", " if index else b"") + json.dumps(entry).encode()
+    end = {"model": model, "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens}}
+    yield b"], " + json.dumps(end)[1:].encode()
 
 
 def _parsed(body: bytearray, max_items: int) -> tuple[EmbeddingsRequest, tuple[RequestItem, ...]]:

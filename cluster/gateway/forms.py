@@ -11,7 +11,8 @@ from aiohttp import BodyPartReader, MultipartReader, StreamReader
 from aiohttp.http_exceptions import HttpProcessingError
 
 from cluster.gateway.limits import Share
-from cluster.gateway.wire import EncodeRequest, RequestItem, check_count, read_options
+from cluster.gateway.requests import check_count, read_options
+from cluster.gateway.wire import EncodeRequest, RequestItem
 from encoder.errors import RequestError, RequestTooLargeError
 
 MAX_FIELD_BYTES = 64 * 1024

@@ -18,8 +18,9 @@ from safetensors import safe_open
 from cluster import EncoderPool
 from cluster.cli import main
 from cluster.gateway.config import GatewayConfig
+from cluster.gateway.item_maps import msgpack_answer
 from cluster.gateway.threaded import GatewayThread
-from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens, join, msgpack_answer
+from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens, join
 from cluster.http_client import AsyncHttpClient, HttpClient, error_of
 from encoder.errors import BadMediaError, DeadlineError, PoolError, PoolSaturatedError, UnauthorizedError
 
@@ -137,7 +138,7 @@ def test_what_is_put_off_or_lost_is_asked_again(moody: Any, monkeypatch: pytest.
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr("cluster.http_client.asyncio.sleep", sleep)
+    monkeypatch.setattr("cluster.http_client.async_client.asyncio.sleep", sleep)
     moody.script = ["503", "429", "item full", "hang up"]
     with HttpClient(f"http://127.0.0.1:{moody.server_port}") as client:
         assert client.encode(b"x").numpy().tolist() == [[1.0, 1.0]]

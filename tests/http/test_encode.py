@@ -18,8 +18,9 @@ from http_calls import Caller, Reply
 
 from cluster import EncoderPool
 from cluster.gateway.config import GatewayConfig
+from cluster.gateway.item_maps import read_answer_item
 from cluster.gateway.threaded import GatewayThread
-from cluster.gateway.wire import JSON, MSGPACK, as_float32, read_answer_item
+from cluster.gateway.wire import JSON, MSGPACK, as_float32
 from cluster.gateway.work import TEXT_BYTES
 from encoder.errors import ConfigError
 

@@ -84,6 +84,8 @@ WITHOUT_TORCH = [
     "cluster.lifecycle.supervisor",
     "cluster.lifecycle.team",
     "cluster.planning.traces",
+    "cluster.gateway.item_maps",
+    "cluster.gateway.requests",
     "cluster.gateway.wire",
 ]
 

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cluster.gateway.item_maps import json_item, msgpack_answer, msgpack_item, read_answer_item
 from cluster.gateway.msgpack_reader import ReadLimits, read_msgpack
+from cluster.gateway.requests import read_request, write_request
 from cluster.gateway.wire import (
     ITEM_DTYPES,
     JSON,
@@ -24,12 +26,6 @@ from cluster.gateway.wire import (
     RequestItem,
     as_float32,
     join,
-    json_item,
-    msgpack_answer,
-    msgpack_item,
-    read_answer_item,
-    read_request,
-    write_request,
 )
 from encoder.errors import RequestError
 
@@ -154,4 +150,4 @@ def test_bfloat16_words_are_the_numbers_that_torch_reads() -> None:
     tokens = ItemTokens(dtype="bfloat16", shape=(4, 6), data=data, grids=())
     np.testing.assert_array_equal(as_float32(tokens), numbers_TE.float().numpy())
     sent = ItemAnswer(index=0, status=200, tokens=tokens)
-    assert json.loads(json.dumps(json_item(sent, "float")))["data"] == numbers_TE.float().tolist()
+    assert json.loads(join(json_item(sent, "float")))["data"] == numbers_TE.float().tolist()

@@ -1,48 +1,32 @@
-"""A client of the gateway for those who have no Ray: asyncio or plain calls, one answer an image, in order.
-
-Connections are kept. What the gateway or a worker puts off (429, 503) and what a broken connection loses is asked again
-after the `Retry-After` it was told, within `patience_s`: encoding twice does no harm. Free of torch and Ray.
-"""
+"""The client for asyncio: requests, and what is asked again."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import msgpack
 
-from cluster.gateway.wire import (
-    MSGPACK,
-    EncodeOptions,
-    ItemAnswer,
-    ItemTokens,
-    RequestItem,
-    read_answer_item,
-    write_request,
-)
-from encoder.errors import ERRORS, BadMediaError, ConfigError, EncoderPoolError, PoolError, RequestError
+from cluster.gateway.item_maps import read_answer_item
+from cluster.gateway.requests import write_request
+from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens, RequestItem
+from cluster.http_client.refusals import PutOff, error_of, refusal, retry_after, unreachable
+from cluster.http_client.sources import Source, each, load
+from encoder.errors import ConfigError, EncoderPoolError, PoolError, RequestError
 
 AGAIN = frozenset({429, 502, 503})
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
 MAX_REQUEST_BYTES = 16 * 2**20
 CONNECT_TIMEOUT_S = 10.0
 FIRST_PATIENCE_S = 3.0  # when nobody has listened there yet: most likely the address is wrong
-
-Source = str | os.PathLike[str] | bytes | bytearray | memoryview
-"""A path, a URL with http:// or https://, or the encoded bytes themselves."""
-
-Result = TypeVar("Result")
 
 
 class AsyncHttpClient:
@@ -98,7 +82,7 @@ class AsyncHttpClient:
 
     async def encode(self, source: Source) -> ItemTokens:
         """Encode one image. Raises its typed error, or the request's; PoolError when nobody answers."""
-        (answer,) = await self._ask([await _load(source)])
+        (answer,) = await self._ask([await load(source)])
         if answer.tokens is None:
             raise error_of(answer)
         return answer.tokens
@@ -128,7 +112,7 @@ class AsyncHttpClient:
 
     async def stream(self, sources: Iterable[Source]) -> AsyncGenerator[ItemAnswer]:
         """Answers of one request as its items end, in any order, each with its `index`. Nothing is asked again."""
-        items = [await _load(source) for source in sources]
+        items = [await load(source) for source in sources]
         bad = [ItemAnswer(index=n, status=422, error="BadMediaError", message=str(item.error))
                for n, item in enumerate(items) if item.error]  # fmt: skip
         for answer in bad:
@@ -141,7 +125,7 @@ class AsyncHttpClient:
         try:
             async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._headers) as response:
                 if response.content_type != MSGPACK:
-                    raise await _refusal(response)
+                    raise await refusal(response)
                 unpacker = msgpack.Unpacker(max_buffer_size=2**32 - 1)
                 async for chunk in response.content.iter_any():
                     unpacker.feed(chunk)
@@ -151,7 +135,7 @@ class AsyncHttpClient:
                         answer = read_answer_item(entry)
                         yield replace(answer, index=places[answer.index])
         except (aiohttp.ClientError, OSError) as error:
-            raise _unreachable(self.url, error) from error
+            raise unreachable(self.url, error) from error
         raise PoolError(f"{self.url} ended its stream before the last item")
 
     async def models(self) -> list[dict[str, Any]]:
@@ -160,13 +144,13 @@ class AsyncHttpClient:
             async with self._client().get(f"{self.url}/v1/models", headers=self._headers) as response:
                 self._was_reached = True
                 if response.status != 200:
-                    raise await _refusal(response)
+                    raise await refusal(response)
                 found: list[dict[str, Any]] = (await response.json())["data"]
                 return found
         except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, EncoderPoolError):
                 raise
-            raise _unreachable(self.url, error) from error
+            raise unreachable(self.url, error) from error
 
     # --- one request -----------------------------------------------------------------------------------------------
 
@@ -188,10 +172,10 @@ class AsyncHttpClient:
                 found, told_s = await self._post([items[index] for index in left])
                 for index, answer in zip(left, found, strict=True):
                     (put_off if answer.status in AGAIN else answers)[index] = answer
-            except _PutOff as error:
+            except PutOff as error:
                 failure, told_s = error.error, error.retry_after_s
             except (aiohttp.ClientError, OSError) as error:
-                failure = _unreachable(self.url, error)
+                failure = unreachable(self.url, error)
                 if isinstance(error, aiohttp.ClientConnectorError) and not self._was_reached:
                     until_s = min(until_s, started_s + FIRST_PATIENCE_S)
             if failure is None and not put_off:
@@ -211,21 +195,21 @@ class AsyncHttpClient:
         async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._headers) as response:
             self._was_reached = True
             if response.content_type != MSGPACK:
-                refusal = await _refusal(response)
+                why = await refusal(response)
                 if response.status in AGAIN:
-                    raise _PutOff(refusal, _retry_after(response))
-                raise refusal
+                    raise PutOff(why, retry_after(response))
+                raise why
             entries = msgpack.unpackb(await response.read())["items"]
             found = sorted(map(read_answer_item, entries), key=lambda answer: answer.index)
             if len(found) != len(items):
                 raise RequestError(f"{len(items)} items were asked for, {len(found)} came back")
-            return found, _retry_after(response)
+            return found, retry_after(response)
 
     async def _batches(self, sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[list[RequestItem]]:
         batch: list[RequestItem] = []
         num_bytes = 0
-        async for source in _each(sources):
-            item = await _load(source)
+        async for source in each(sources):
+            item = await load(source)
             size = len(item.data or b"")
             if batch and (len(batch) >= self._items_per_request or num_bytes + size > MAX_REQUEST_BYTES):
                 yield batch
@@ -245,138 +229,7 @@ class AsyncHttpClient:
         return self._session
 
 
-class HttpClient:
-    """The same for those who do not use asyncio. Any thread may call; a `with` block closes it."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        """See `AsyncHttpClient`."""
-        self._inner = AsyncHttpClient(url, **options)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="http-client", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> HttpClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the connections."""
-        if self._thread.is_alive():
-            self._wait(self._inner.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
-            self._loop.close()
-
-    def encode(self, source: Source) -> ItemTokens:
-        """See `AsyncHttpClient.encode`."""
-        return self._wait(self._inner.encode(source))
-
-    def encode_many(self, sources: Iterable[Source]) -> Generator[ItemAnswer, None, None]:
-        """See `AsyncHttpClient.encode_many`. Sources are taken in a thread of its own."""
-        return self._each(self._inner.encode_many(_in_thread(sources)))
-
-    def stream(self, sources: Iterable[Source]) -> Generator[ItemAnswer, None, None]:
-        """See `AsyncHttpClient.stream`."""
-        return self._each(self._inner.stream(sources))
-
-    def models(self) -> list[dict[str, Any]]:
-        """See `AsyncHttpClient.models`."""
-        return self._wait(self._inner.models())
-
-    def _each(self, answers: AsyncGenerator[ItemAnswer]) -> Generator[ItemAnswer, None, None]:
-        try:
-            while True:
-                answer = self._wait(anext(answers, None))
-                if answer is None:
-                    return
-                yield answer
-        finally:
-            self._wait(answers.aclose())
-
-    def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        future = asyncio.run_coroutine_threadsafe(_awaiting(coroutine), self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-
-async def _awaiting(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    return await coroutine
-
-
-class _PutOff(Exception):
-    """The whole request may be asked again."""
-
-    def __init__(self, error: EncoderPoolError, retry_after_s: float | None) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.retry_after_s = retry_after_s
-
-
-def error_of(answer: ItemAnswer) -> EncoderPoolError:
-    """The error of an item that failed, typed again."""
-    return ERRORS.get(answer.error or "", EncoderPoolError)(answer.message)
-
-
-async def _refusal(response: aiohttp.ClientResponse) -> EncoderPoolError:
-    """What an answer without items says."""
-    try:
-        error = (await response.json(content_type=None))["error"]
-        return ERRORS.get(error["type"], RequestError)(error["message"])
-    except (ValueError, KeyError, TypeError, aiohttp.ClientError):
-        return PoolError(f"{response.url.origin()} answers {response.status} {response.reason}: is it a gateway?")
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float | None:
-    text = response.headers.get("Retry-After", "")
-    return float(text) if text.isdecimal() else None
-
-
-def _unreachable(url: str, error: BaseException) -> PoolError:
-    reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        inner = error.os_error
-        number = inner.errno or 0  # less than 0: of a name that is not known
-        reason = os.strerror(number) if number > 0 else inner.strerror or str(inner)
-    return PoolError(f"the gateway at {url} does not answer: {reason}")
-
-
 def _checked(url: str) -> str:
     if not url.lower().startswith(("http://", "https://")):
         raise ConfigError(f"{url!r} is no URL of a gateway; write http://{url.rpartition('://')[2]}")
     return url.rstrip("/")
-
-
-async def _load(source: Source) -> RequestItem:
-    if isinstance(source, bytes | bytearray | memoryview):
-        return RequestItem(data=source)
-    if isinstance(source, str) and source.startswith(("http://", "https://")):
-        return RequestItem(url=source)
-    try:
-        return RequestItem(data=await asyncio.to_thread(Path(source).read_bytes))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        return RequestItem(error=BadMediaError(f"{source} cannot be read: {reason}"))
-
-
-async def _each(sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[Source]:
-    if isinstance(sources, AsyncIterable):
-        async for source in sources:
-            yield source
-    else:
-        for source in sources:
-            yield source
-
-
-async def _in_thread(sources: Iterable[Source]) -> AsyncGenerator[Source]:
-    """The caller's iterator may block, so it does not run on the event loop."""
-    iterator = iter(sources)
-    done = object()
-    while (source := await asyncio.to_thread(next, iterator, done)) is not done:
-        yield source  # type: ignore[misc]
