@@ -22,6 +22,11 @@ PROCESSOR_FILES = {
 }
 """Files beside `config.json` that say how media are prepared, by the key under which a model's config has them."""
 
+PROCESSOR_FILE = "processor_config.json"
+"""Where transformers 5 writes all of them; what it has of these keys goes before the files of one."""
+
+_IN_PROCESSOR_FILE = {"preprocessor_config": "image_processor", "video_preprocessor_config": "video_processor"}
+
 FAMILIES = {
     "minicpmv": "encoder.adapters.minicpmv_family:FAMILY",
     "qwen2-vl": "encoder.adapters.qwen_vl_family:QWEN2_VL",
@@ -71,7 +76,7 @@ class Model:
     name: str  # as graph keys and results show it
     family: Family
     config: Mapping[str, Any]
-    """Its config.json; beside its keys, those of `PROCESSOR_FILES` hold what these files say, where they exist."""
+    """Its config.json; beside its keys, those of `PROCESSOR_FILES` hold what the files of processors say."""
     snapshot: Path | None  # where its weights are; None: seeded random
 
     def adapter(self, config: EncoderConfig) -> EncoderAdapter:
@@ -123,10 +128,16 @@ def load_adapter(config: EncoderConfig) -> EncoderAdapter:
 
 
 def _read_config(snapshot: Path) -> dict[str, Any]:
-    """`config.json`, and what the processor files say under their keys."""
+    """`config.json`, and what the files of processors say under the keys of `PROCESSOR_FILES`."""
     config = _read_json(snapshot, "config.json")
-    present = {key: name for key, name in PROCESSOR_FILES.items() if (snapshot / name).is_file()}
-    return config | {key: _read_json(snapshot, name) for key, name in present.items()}
+    together = _read_json(snapshot, PROCESSOR_FILE) if (snapshot / PROCESSOR_FILE).is_file() else {}
+    for key, name in PROCESSOR_FILES.items():
+        settings = together.get(_IN_PROCESSOR_FILE[key])
+        if isinstance(settings, dict):
+            config[key] = settings
+        elif (snapshot / name).is_file():
+            config[key] = _read_json(snapshot, name)
+    return config
 
 
 def _read_json(snapshot: Path, name: str) -> dict[str, Any]:
@@ -165,7 +176,8 @@ def _download(hub_id: str) -> Path:
             files = sorted({index["weight_map"][name] for name in stored})
         except FileNotFoundError:
             files = [SINGLE]
-        return Path(snapshot_download(hub_id, allow_patterns=["config.json", *PROCESSOR_FILES.values(), INDEX, *files]))
+        settings = [PROCESSOR_FILE, *PROCESSOR_FILES.values()]
+        return Path(snapshot_download(hub_id, allow_patterns=["config.json", *settings, INDEX, *files]))
     except ConfigError:
         raise
     except Exception as error:  # the hub client raises many kinds, of several packages

@@ -14,6 +14,7 @@ from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError, WeightsError
+from encoder.media import MediaHeader
 from encoder.weights import load_tensors, random_tensors, write_snapshot
 
 PRESET = "tiny-minicpmv-2.6"
@@ -41,6 +42,25 @@ def test_released_names_are_written_and_read_back(snapshot: Path, shapes: dict[s
 def test_a_snapshot_is_told_by_its_config(snapshot: Path) -> None:
     model = resolve_model(str(snapshot))
     assert (model.name, model.snapshot) == ("snapshot", snapshot)
+
+
+def test_settings_of_processors_are_read_from_files_of_their_own_or_from_one_for_all(tmp_path: Path) -> None:
+    """As transformers 5 saves them, all in one file, which goes first; older ones of that name hold other things."""
+    init_checkpoint("tiny-smolvlm", tmp_path / "snapshot")
+
+    def longest() -> object:
+        return resolve_model(str(tmp_path / "snapshot")).config["preprocessor_config"]["size"]["longest_edge"]
+
+    assert longest() == 128
+    for together, wanted in (
+        ({"processor_class": "SmolVLMProcessor", "image_seq_len": 64}, 128),
+        ({"image_processor": {"size": {"longest_edge": 192}}, "video_processor": {"fps": 2}}, 192),
+    ):
+        (tmp_path / "snapshot" / "processor_config.json").write_text(json.dumps(together))
+        assert longest() == wanted
+    assert resolve_model(str(tmp_path / "snapshot")).config["video_preprocessor_config"] == {"fps": 2}
+    adapter = load_adapter(EncoderConfig(model=str(tmp_path / "snapshot")))
+    assert len(adapter.probe(MediaHeader(width=100, height=100)).grids) == 10, "nine tiles of 64 pixels and the whole"
 
 
 def test_only_shards_with_wanted_tensors_are_opened(
