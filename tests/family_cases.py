@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from PIL import Image
+
+from encoder.adapters.registry import resolve_model
+from encoder.weights import random_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +31,18 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.preset.removeprefix('tiny-')}-{self.output}"
+
+
+def save_reference(preset: str, model_class: str, directory: Path) -> tuple[Any, dict[str, Any]]:
+    """transformers' whole model of a preset's config, with seeded weights, saved as it saves models; and the settings
+    of processors that the preset has, under the keys of their files."""
+    config = dict(resolve_model(preset).config)
+    settings = {key: config.pop(key) for key in ("preprocessor_config", "video_preprocessor_config") if key in config}
+    model = getattr(transformers, model_class)(transformers.AutoConfig.for_model(**config)).eval()
+    drawn = random_tensors({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, seed=3)
+    model.load_state_dict(drawn)
+    model.save_pretrained(directory)
+    return model, settings
 
 
 def tiles(adapter: Any, image: Image.Image) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from encoder.adapters.processors import CLIP
+from encoder.adapters.processors import CLIP, clip_processor_of, processor_of
 from encoder.adapters.qwen_vl import QwenVL
 from encoder.adapters.registry import Family, Preset
 
@@ -22,6 +22,7 @@ _PROCESSOR = {
     "image_mean": list(CLIP.mean),
     "image_std": list(CLIP.std),
 }
+_CLIP_PROCESSOR = {"size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}}
 """What transformers' classes have where files leave it out."""
 
 
@@ -30,7 +31,8 @@ def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> QwenV
     whole = {
         **config,
         "vision_config": {**_VISION, **(config.get("vision_config") or {})},
-        "preprocessor_config": {**_PROCESSOR, **(config.get("preprocessor_config") or {})},
+        "preprocessor_config": {**_PROCESSOR, **processor_of(config)},
+        "video_preprocessor_config": {**_CLIP_PROCESSOR, **clip_processor_of(config)},
     }
     return QwenVL(whole, name=name, encoder=encoder)
 

@@ -1,34 +1,44 @@
-"""GLM-4.1V and GLM-4.5V: an image at its own ratio, bicubic positions, a token for 28x28 pixels."""
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V: images and frames at their own ratio, bicubic positions, a token for 28x28 pixels.
+
+Two frames of a clip share their patches and are a segment; their times are the language model's matter.
+"""
 
 # Shapes: P patches, D tower width, T tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from encoder.adapters.grids import GridAdapter, Rows, Table
+from encoder.adapters.glm4v_frames import choose_frames
+from encoder.adapters.grid_clips import ClipGridAdapter
+from encoder.adapters.grids import Rows, Table
 from encoder.adapters.interpolation import bicubic_taps
-from encoder.adapters.processors import CLIP, processor_of, read_pixels, vision_config
-from encoder.adapters.qwen_vl_geometry import MAX_RATIO, frame_indices
+from encoder.adapters.processors import (
+    CLIP,
+    clip_processor_of,
+    processor_of,
+    read_pixels,
+    vision_config,
+)
+from encoder.adapters.qwen_vl_geometry import frame_indices, resize_volume
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Size, Tile
-from encoder.errors import BadMediaError
+from encoder.adapters.tiles import Tile
 from encoder.types import Grid
 
 if TYPE_CHECKING:
     import torch
 
-    from encoder.config import EncoderConfig
+    from encoder.config import EncoderConfig, VideoConfig
+    from encoder.media import MediaHeader
 
 _DEFAULTS = {"out_hidden_size": 4096, "image_size": 336, "patch_size": 14, "spatial_merge_size": 2}
 
 
 class Glm4v:
-    """Implements `GridFamily`."""
+    """Implements `ClipGridFamily`."""
 
     renames: tuple[tuple[str, str], ...] = ()
     inner_order = ()
@@ -42,16 +52,37 @@ class Glm4v:
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.vision = vision_config(config, _DEFAULTS)
         self.patch_size, self.merge = self.vision["patch_size"], self.vision["spatial_merge_size"]
-        self.frames = self.vision.get("temporal_patch_size", 2)
+        self.frames_together = self.frames_a_patch = self.vision.get("temporal_patch_size", 2)
         self.hidden_size = self.vision["out_hidden_size"]
         self.pixels = read_pixels(config, CLIP)
-        size = processor_of(config).get("size") or {}
-        self.least = size.get("shortest_edge", 112 * 112)
-        self.most = size.get("longest_edge", 28 * 28 * 15_000)
+        self.image_pixels = _pixel_range(processor_of(config), 28 * 28 * 15_000)
+        self.clip = clip_processor_of(config)
+        self.clip_pixels = _pixel_range(self.clip, 28 * 28 * 60_000)
 
     def cut(self, width: int, height: int) -> list[Tile]:
         """The whole image, resized to whole tokens. Raises BadMediaError for a side over 200 times the other."""
-        return [Tile(resized=(_size(width, height, self.patch_size * self.merge, self.frames, self.least, self.most),))]
+        return [self._whole(width, height, self.frames_a_patch, self.image_pixels)]
+
+    def cut_frame(self, width: int, height: int, num_frames: int) -> list[Tile]:
+        """The whole frame; all frames together have a bound. Raises BadMediaError as `cut` does."""
+        return [self._whole(width, height, num_frames, self.clip_pixels)]
+
+    def _whole(self, width: int, height: int, num_frames: int, pixels: tuple[int, int]) -> Tile:
+        size = resize_volume(
+            width,
+            height,
+            num_frames,
+            together=self.frames_a_patch,
+            factor=self.patch_size * self.merge,
+            least=pixels[0],
+            most=pixels[1],
+            model="GLM-4V",
+        )
+        return Tile(resized=(size,))
+
+    def frame_numbers(self, header: MediaHeader, options: VideoConfig) -> list[int]:
+        """As `choose_frames` says."""
+        return choose_frames(header.num_frames, header.frames_per_s, options, self.clip, self.frames_together)
 
     def rows(self, grid: Grid) -> Mapping[str, np.ndarray]:
         """Row and column of each patch, and how the table of positions is read there."""
@@ -98,28 +129,13 @@ class Glm4v:
         return forward
 
 
-def _size(width: int, height: int, factor: int, frames: int, least: int, most: int) -> Size:
-    """After `smart_resize` of GLM-4V's processor in transformers, which counts the pixels of all frames of a patch."""
-    came = f"{width}x{height}"
-    if min(width, height) < factor:
-        scale = max(factor / height, factor / width)
-        width, height = int(width * scale), int(height * scale)
-    if max(width, height) / min(width, height) > MAX_RATIO:
-        raise BadMediaError(
-            f"picture of {came}: one side is over {MAX_RATIO} times the other, which GLM-4V does not take; crop it"
-        )
-    new_width, new_height = (round(length / factor) * factor for length in (width, height))
-    if frames * new_width * new_height > most:
-        beta = math.sqrt(frames * height * width / most)
-        new_width, new_height = (max(factor, math.floor(length / beta / factor) * factor) for length in (width, height))
-    elif frames * new_width * new_height < least:
-        beta = math.sqrt(least / (frames * height * width))
-        new_width, new_height = (math.ceil(length * beta / factor) * factor for length in (width, height))
-    return new_width, new_height
+def _pixel_range(settings: Mapping[str, Any], most: int) -> tuple[int, int]:
+    size = settings.get("size") or {}
+    return size.get("shortest_edge", 112 * 112), size.get("longest_edge", most)
 
 
-def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> GridAdapter:
-    return GridAdapter(Glm4v(config, name), config, name, encoder)
+def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> ClipGridAdapter:
+    return ClipGridAdapter(Glm4v(config, name), config, name, encoder)
 
 
 def _config(vision: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,14 +168,17 @@ FAMILY = Family(
     presets={
         "tiny-glm4v": Preset(
             config=_config({**_TINY, "image_size": 84}, _TINY_TEXT)
-            | {"preprocessor_config": {"size": {"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140}}},
+            | {
+                "preprocessor_config": {"size": {"shortest_edge": 56 * 56, "longest_edge": 2 * 140 * 140}},
+                "video_preprocessor_config": {"size": {"shortest_edge": 56 * 56, "longest_edge": 20 * 140 * 140}},
+            },
             summary="GLM-4.1V, 2 small layers, up to 140x140 pixels, seeded random weights",
-            token_rule="1 for 28x28 pixels, 2 to 25",
+            token_rule="1 for 28x28 pixels, 2 to 25; of two frames, up to 250 a clip",
         ),
         "random-glm4v-9b": Preset(
             config=_config({**_FULL, "image_size": 336}, {"hidden_size": 4096}),
             summary="GLM-4.1V 9B, released size, seeded random weights",
-            token_rule="1 for 28x28 pixels, 8 to 7500",
+            token_rule="1 for 28x28 pixels, 8 to 7500; of two frames, up to 30000 a clip",
         ),
     },
     make=_make,

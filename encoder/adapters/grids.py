@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
-from encoder.adapters.packed import PackedLayout, fill_offsets, fill_rows
-from encoder.adapters.tiles import CPU_LADDER, LADDER, Pixels, Tile, cut_out
+from encoder.adapters.packed import PackedLayout, fill_offsets, fill_pixels, fill_rows
+from encoder.adapters.tiles import CPU_LADDER, LADDER, Pixels, Tile, cut_out, size_of
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ SAMPLE_SIDE = 16  # patches
 class Rows:
     """What a family's forward gets: the rows of a run and where segments end."""
 
-    pixels_PC: torch.Tensor  # uint8, each patch in the order (y, x, channel)
+    pixels_PC: torch.Tensor  # uint8, each patch in the order (y, x, channel), or (frame, y, x, channel)
     tables: Mapping[str, torch.Tensor]
     cu_seqlens: torch.Tensor  # int32 `[segments + 1]`; what comes after the last offset is padding
 
@@ -93,21 +93,25 @@ class GridAdapter:
         )
         self.axes: tuple[CaptureAxis, ...] = self.layout.axes
         self._config = dict(config)
+        self.patch_bytes = 3 * family.patch_size**2
 
     def measure(self, grid: Grid) -> SegmentShape:
-        """One token for each square of patches, or for all of them."""
+        """One token for each square of patches, whatever the frames, or for all of them."""
         frames, rows, columns = grid
-        patches = frames * rows * columns
-        tokens = 1 if self.family.pooled_patches else patches // self.family.merge**2
-        return SegmentShape(grid=grid, num_patches=patches, num_tokens=tokens)
+        tokens = 1 if self.family.pooled_patches else rows * columns // self.family.merge**2
+        return SegmentShape(grid=grid, num_patches=frames * rows * columns, num_tokens=tokens)
 
     def probe(self, header: MediaHeader) -> ItemShape:
         """Sizes of the pieces."""
-        sizes = [piece.size or piece.resized[-1] for piece in self.family.cut(header.width, header.height)]
+        sizes = [size_of(piece) for piece in self.family.cut(header.width, header.height)]
         side = self.family.patch_size
-        shapes = [self.measure((1, height // side, width // side)) for width, height in sizes]
+        return self.shape_of([(1, height // side, width // side) for width, height in sizes])
+
+    def shape_of(self, grids: Sequence[Grid]) -> ItemShape:
+        """Of an item of segments of these grids."""
+        shapes = [self.measure(grid) for grid in grids]
         return ItemShape(
-            grids=tuple(shape.grid for shape in shapes),
+            grids=tuple(grids),
             num_patches=sum(shape.num_patches for shape in shapes),
             num_tokens=sum(shape.num_tokens for shape in shapes),
         )
@@ -118,15 +122,19 @@ class GridAdapter:
         return [self._segment(picture) for picture in pictures]
 
     def _segment(self, picture: np.ndarray) -> Segment:
-        """Cut `[height, width, 3]` into patch rows (y, x, channel), the patches of a token after one another."""
-        side, merge = self.family.patch_size, self.family.merge
+        side = self.family.patch_size
         shape = self.measure((1, picture.shape[0] // side, picture.shape[1] // side))
-        _, rows, columns = shape.grid
+        return Segment(shape=shape, patches_PC=self.cut_patches(picture))
+
+    def cut_patches(self, picture: np.ndarray) -> np.ndarray:
+        """Patch rows (y, x, channel) of `[height, width, 3]`, the patches of a token after one another."""
+        side, merge = self.family.patch_size, self.family.merge
+        rows, columns = picture.shape[0] // side, picture.shape[1] // side
         squares = picture.reshape(rows // merge, merge, side, columns // merge, merge, side * 3)
         tokens = squares.transpose(0, 3, 1, 4, 2, 5).reshape(-1, merge**2, side * side * 3)
         if self.family.inner_order:
             tokens = tokens[:, self.family.inner_order]
-        return Segment(shape=shape, patches_PC=tokens.reshape(shape.num_patches, -1))
+        return tokens.reshape(rows * columns, -1)
 
     def axis_choices(self, grid: Grid) -> list[AxisKeys]:
         """Packed, whatever the grid."""
@@ -160,7 +168,7 @@ class GridAdapter:
         return {
             "cu_seqlens": TensorSpec(shape=(capacity.segments + 1,), dtype="int32"),
             **tables,
-            "pixels": TensorSpec(shape=(capacity.patches, 3 * self.family.patch_size**2), dtype="uint8"),
+            "pixels": TensorSpec(shape=(capacity.patches, self.patch_bytes), dtype="uint8"),
         }
 
     def fill(
@@ -171,14 +179,11 @@ class GridAdapter:
         capacity: Capacity,
     ) -> int:
         """Lay the segments end to end."""
-        ends = np.cumsum([segment.shape.num_patches for segment in segments])
-        fill_offsets(host["cu_seqlens"], ends)
+        fill_offsets(host["cu_seqlens"], np.cumsum([segment.shape.num_patches for segment in segments]))
         tables = [self.family.rows(segment.shape.grid) for segment in segments]
         for name in self.family.tables:
             fill_rows(host[name], [rows[name] for rows in tables])
-        for segment, end in zip(segments, ends, strict=True):
-            host["pixels"][end - segment.shape.num_patches : end] = segment.patches_PC
-        return int(ends[-1]) if len(ends) else 0
+        return fill_pixels(host["pixels"], [segment.patches_PC for segment in segments])
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Released names and shapes of the vision part."""

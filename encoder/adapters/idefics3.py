@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: an image enlarged to whole tiles, each tile, and the whole image as one more tile."""
+"""Idefics3: an image enlarged to whole tiles, each tile, and the whole image as one more tile."""
 
 # Shapes: N tiles, P patches of a tile, D tower width.
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from encoder.adapters.processors import processor_of, read_pixels, text_width, vision_config
+from encoder.adapters.processors import longest_edge, processor_of, read_pixels, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tiles import Pixels, Size, Tile, TileAdapter, grid_of_tiles
 from encoder.errors import ConfigError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS = {"hidden_size": 1152, "image_size": 224, "patch_size": 32}
 _CLASSES = {"idefics3": "Idefics3", "smolvlm": "SmolVLM"}
-_LONGEST = 4096  # pixels of an edge that is never exceeded
+LONGEST = 4096  # pixels of an edge that is never exceeded
 
 
 class Idefics3:
@@ -36,8 +36,8 @@ class Idefics3:
         self.kind = config["model_type"]
         self.vision, self.config = vision_config(config, _DEFAULTS), config
         settings = processor_of(config)
-        side = _edge(settings.get("max_image_size"), self.vision["image_size"])
-        self.longest = _edge(settings.get("size"), 4 * side)
+        side = longest_edge(settings, "max_image_size", self.vision["image_size"])
+        self.longest = longest_edge(settings, "size", 4 * side)
         self.splits = settings.get("do_image_splitting", True)
         self.tile_size = (side, side)
         patch_size, self.scale = self.vision["patch_size"], config.get("scale_factor", 2)
@@ -51,7 +51,7 @@ class Idefics3:
     def cut(self, width: int, height: int) -> list[Tile]:
         """Tiles row by row, then the whole image, which is resized from what the tiles were cut from."""
         side = self.tile_size[0]
-        first = _longest_edge(width, height, self.longest)
+        first = fit_longest(width, height, self.longest)
         if not self.splits:
             return [Tile(resized=(first, self.tile_size))]
         second = _whole_tiles(*first, side)
@@ -104,24 +104,19 @@ class Idefics3:
         return ids
 
 
-def _edge(value: Any, default: int) -> int:
-    """Of a setting that names the longest edge."""
-    return int(value["longest_edge"]) if value else default
-
-
-def _longest_edge(width: int, height: int, longest: int) -> Size:
+def fit_longest(width: int, height: int, longest: int) -> Size:
     """The size whose longer edge is `longest`, the other even; never beyond 4,096 pixels."""
     ratio = width / height
     if width >= height:
         width, height = longest, max(1, int(longest / ratio) + int(longest / ratio) % 2)
     else:
         width, height = max(1, int(longest * ratio) + int(longest * ratio) % 2), longest
-    if max(width, height) <= _LONGEST:
+    if max(width, height) <= LONGEST:
         return width, height
     ratio = width / height
     if width >= height:
-        return _LONGEST, max(1, int(_LONGEST / ratio))
-    return max(1, int(_LONGEST * ratio)), _LONGEST
+        return LONGEST, max(1, int(LONGEST / ratio))
+    return max(1, int(LONGEST * ratio)), LONGEST
 
 
 def _whole_tiles(width: int, height: int, side: int) -> Size:
@@ -138,13 +133,16 @@ def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> TileA
     return TileAdapter(Idefics3(config, name), config, name, encoder)
 
 
-def _config(kind: str, scale: int, vision: Mapping[str, Any], text: Mapping[str, Any], longest: int) -> dict[str, Any]:
+def released_config(
+    kind: str, scale: int, vision: Mapping[str, Any], text: Mapping[str, Any], longest: int
+) -> dict[str, Any]:
+    """A `config.json` of this model type, with what its image processor needs."""
     return {
         "architectures": [f"{_CLASSES[kind]}ForConditionalGeneration"],
         "model_type": kind,
         "scale_factor": scale,
         "text_config": {"model_type": "llama", **text},
-        "vision_config": {"model_type": {"idefics3": "idefics3_vision"}.get(kind, "smolvlm_vision"), **vision},
+        "vision_config": {"model_type": f"{kind}_vision", **vision},
         "preprocessor_config": {
             "size": {"longest_edge": longest},
             "max_image_size": {"longest_edge": vision["image_size"]},
@@ -152,35 +150,24 @@ def _config(kind: str, scale: int, vision: Mapping[str, Any], text: Mapping[str,
     }
 
 
-_TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-_TINY_TEXT = {**_TINY, "num_key_value_heads": 2, "vocab_size": 99, "pad_token_id": 0}
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+TINY_TEXT = {**TINY, "num_key_value_heads": 2, "vocab_size": 99, "pad_token_id": 0}
 _SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
-_BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 
 FAMILY = Family(
-    model_types=("idefics3", "smolvlm"),
+    model_types=("idefics3",),
     presets={
         "tiny-idefics3": Preset(
-            config=_config("idefics3", 2, {**_TINY, "image_size": 56, "patch_size": 14}, _TINY_TEXT, 112),
+            config=released_config("idefics3", 2, {**TINY, "image_size": 56, "patch_size": 14}, TINY_TEXT, 112),
             summary="Idefics3, 2 small layers, tiles of 56 pixels, seeded random weights",
             token_rule="4 a tile, 3 to 5 tiles",
         ),
-        "tiny-smolvlm": Preset(
-            config=_config("smolvlm", 4, {**_TINY, "image_size": 64, "patch_size": 16}, _TINY_TEXT, 128),
-            summary="SmolVLM, 2 small layers, tiles of 64 pixels, seeded random weights",
-            token_rule="1 a tile, 3 to 5 tiles",
-        ),
         "random-idefics3-8b": Preset(
-            config=_config(
+            config=released_config(
                 "idefics3", 2, {**_SO400M, "image_size": 364, "patch_size": 14}, {"hidden_size": 4096}, 1456
             ),
             summary="Idefics3 8B, released size, seeded random weights",
             token_rule="169 a tile, 5 to 17 tiles",
-        ),
-        "random-smolvlm-256m": Preset(
-            config=_config("smolvlm", 4, {**_BASE, "image_size": 512, "patch_size": 16}, {"hidden_size": 576}, 2048),
-            summary="SmolVLM 256M, released size, seeded random weights",
-            token_rule="64 a tile, 5 to 17 tiles",
         ),
     },
     make=_make,

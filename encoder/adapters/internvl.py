@@ -12,8 +12,19 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from encoder.adapters.clips import ClipTileAdapter
-from encoder.adapters.processors import CLIP, as_pair, processor_of, read_pixels, read_size, text_width, vision_config
+from encoder.adapters.processors import (
+    CLIP,
+    as_pair,
+    clip_processor_of,
+    processor_of,
+    read_pixels,
+    read_size,
+    text_width,
+    vision_config,
+)
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tiles import Size, Tile, grid_of_tiles
 from encoder.errors import ConfigError
@@ -21,14 +32,15 @@ from encoder.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from encoder.config import EncoderConfig
+    from encoder.config import EncoderConfig, VideoConfig
+    from encoder.media import MediaHeader
 
 NUM_FRAMES = 8  # of a clip; its processor leaves it to the caller
 _DEFAULTS = {"hidden_size": 1024, "image_size": 448, "patch_size": 14}
 
 
 class InternVL:
-    """Implements `TileFamily`."""
+    """Implements `ClipTileFamily`."""
 
     renames: tuple[tuple[str, str], ...] = ()
 
@@ -50,6 +62,7 @@ class InternVL:
         settings = processor_of(config)
         self.least = settings.get("min_patches", 1)
         self.most = max_tiles or settings.get("max_patches", 12)
+        self.num_frames = clip_processor_of(config).get("num_frames") or NUM_FRAMES
 
     def cut(self, width: int, height: int) -> list[Tile]:
         """The arrangement of tiles nearest in ratio of sides, and the whole image where they are more than one."""
@@ -57,6 +70,23 @@ class InternVL:
         columns, rows = arrangement(width, height, self.tile_size, self.least, self.most)
         tiles = grid_of_tiles(((columns * side_x, rows * side_y),), self.tile_size)
         return tiles if len(tiles) == 1 else [*tiles, Tile(resized=(self.tile_size,))]
+
+    def frame_numbers(self, header: MediaHeader, options: VideoConfig) -> list[int]:
+        """Frames in the middle of equal stretches of the clip."""
+        wanted = options.num_frames
+        if wanted is None:
+            rated = (
+                self.num_frames if options.fps is None else int(header.num_frames / header.frames_per_s * options.fps)
+            )
+            wanted = min(max(rated, options.min_frames or 1), options.max_frames or header.num_frames)
+        count = min(wanted, header.num_frames)
+        stretch = header.num_frames / count
+        # Rounded to float32 first, as its video processor counts: it decides where a middle falls between two frames.
+        return [int(np.float32(stretch / 2 + index * stretch)) for index in range(count)]
+
+    def frame_tile(self, width: int, height: int) -> Tile:
+        """The whole frame, its ratio of sides given up."""
+        return Tile(resized=(self.tile_size,))
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """Tower and projector."""
@@ -111,9 +141,7 @@ def arrangement(width: int, height: int, tile: Size, least: int, most: int) -> t
 
 
 def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> ClipTileAdapter:
-    family = InternVL(config, name, max_tiles=encoder.max_slice_nums)
-    num_frames = (config.get("video_preprocessor_config") or {}).get("num_frames") or NUM_FRAMES
-    return ClipTileAdapter(family, config, name, encoder, num_frames=num_frames)
+    return ClipTileAdapter(InternVL(config, name, max_tiles=encoder.max_slice_nums), config, name, encoder)
 
 
 def _config(vision: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Kimi-K2.5's tower (MoonViT): an image at its own ratio, never enlarged, padded to whole tokens of 28x28 pixels."""
+"""Kimi-K2.5's tower (MoonViT): images and frames at their own ratio, never enlarged, padded to tokens of 28x28 pixels.
+
+Up to four frames of a clip attend to each other and give the tokens of one (`kimi_k25_clips.py`).
+"""
 
 # Shapes: P patches, D tower width, T tokens.
 
@@ -11,11 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from encoder.adapters.grids import GridAdapter, Rows, Table
+from encoder.adapters.grids import Rows, Table
 from encoder.adapters.interpolation import bicubic_taps
-from encoder.adapters.processors import HALF, processor_of, read_pixels, text_width, vision_config
+from encoder.adapters.kimi_k25_clips import choose_frames
+from encoder.adapters.processors import (
+    HALF,
+    clip_processor_of,
+    processor_of,
+    read_pixels,
+    text_width,
+    vision_config,
+)
 from encoder.adapters.qwen_vl_geometry import frame_indices
-from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tiles import Size, Tile
 from encoder.errors import ConfigError
 from encoder.types import Grid
@@ -23,13 +33,14 @@ from encoder.types import Grid
 if TYPE_CHECKING:
     import torch
 
-    from encoder.config import EncoderConfig
+    from encoder.config import VideoConfig
+    from encoder.media import MediaHeader
 
-_DEFAULTS = {"hidden_size": 1152, "patch_size": 14, "pos_emb_height": 64, "pos_emb_width": 64}
+_DEFAULTS = {"hidden_size": 1152, "patch_size": 14, "pos_emb_height": 64, "pos_emb_width": 64, "pos_emb_time": 4}
 
 
 class KimiK25:
-    """Implements `GridFamily`."""
+    """Implements `ClipGridFamily`."""
 
     renames = (
         (r"^vision_tower\.(layers|final_layernorm)", r"vision_tower.encoder.\1"),
@@ -47,6 +58,7 @@ class KimiK25:
     inner_order = ()
     pooled_patches = 0
     merge = 2
+    frames_a_patch = 1
     tables: ClassVar[dict[str, Table]] = {
         "places": ((2,), "int32"),
         "taps": ((16,), "int32"),
@@ -54,7 +66,7 @@ class KimiK25:
     }
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
-        """Raises ConfigError for tables of positions that are not square, and other merges."""
+        """Raises ConfigError for tables of positions that are not square or too short in time, and other merges."""
         self.vision, self.config = vision_config(config, _DEFAULTS), config
         self.side = self.vision["pos_emb_height"]
         if self.side != self.vision["pos_emb_width"] or list(self.vision.get("merge_kernel_size", [2, 2])) != [2, 2]:
@@ -63,25 +75,37 @@ class KimiK25:
         self.hidden_size = text_width(config, name)
         settings = processor_of(config)
         self.pixels = read_pixels(config, HALF)
-        self.most = settings.get("max_patches", 16_384)
-        self.most_a_side = (settings.get("size") or {}).get("max_height", 512)
+        self.bounds = settings.get("max_patches", 16_384), (settings.get("size") or {}).get("max_height", 512)
+        self.clip = clip = clip_processor_of(config)
+        self.frame_bounds = clip.get("max_patches", 4096), (clip.get("size") or {}).get("max_height", 512)
+        self.frames_together = clip.get("temporal_patch_size", 4)
+        if self.frames_together > self.vision["pos_emb_time"]:
+            raise ConfigError(f"{name}: {self.frames_together} frames together, its tower has times for fewer")
 
     def cut(self, width: int, height: int) -> list[Tile]:
         """The whole image, and black to the right and below up to whole tokens."""
-        resized = _fit(width, height, self.patch_size, self.most, self.most_a_side)
+        return [self._whole(width, height, *self.bounds)]
+
+    def cut_frame(self, width: int, height: int, num_frames: int) -> list[Tile]:
+        """The whole frame, likewise, with a bound of its own."""
+        return [self._whole(width, height, *self.frame_bounds)]
+
+    def _whole(self, width: int, height: int, most: int, most_a_side: int) -> Tile:
+        resized = _fit(width, height, self.patch_size, most, most_a_side)
         side = self.patch_size * self.merge
         padded = (-(-resized[0] // side) * side, -(-resized[1] // side) * side)
-        return [Tile(resized=(resized,), size=padded)]
+        return Tile(resized=(resized,), size=padded)
+
+    def frame_numbers(self, header: MediaHeader, options: VideoConfig) -> list[int]:
+        """Two a second, spread evenly."""
+        return choose_frames(header.num_frames, header.frames_per_s, options, self.clip)
 
     def rows(self, grid: Grid) -> Mapping[str, np.ndarray]:
-        """Row and column of each patch, and how the table of positions is read there."""
+        """Row and column of each patch, and how the table of positions is read there; the same for each frame."""
         places = frame_indices(grid[1], grid[2], self.merge, 0)
         taps, weights = bicubic_taps(grid[1], grid[2], self.merge, self.side)
-        return {
-            "places": np.stack([places.rows_P, places.columns_P], axis=1),
-            "taps": taps,
-            "tap_weights": weights,
-        }
+        frame = {"places": np.stack([places.rows_P, places.columns_P], axis=1), "taps": taps, "tap_weights": weights}
+        return {name: np.tile(rows, (grid[0], 1)) for name, rows in frame.items()}
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """Tower and projector, with queries, keys and values fused as they are released."""
@@ -107,47 +131,35 @@ class KimiK25:
         }
 
     def bind(self, modules: Mapping[str, Any]) -> Callable[[Rows], torch.Tensor]:
-        """The tower by its parts: as a whole it averages the frames of clips, and counts patches on the host for it."""
+        """The tower by its parts: as a whole it counts patches on the host, to average the frames of clips."""
         from torch.nn.functional import embedding_bag
 
+        from encoder.towers.kimi_k25 import pool_frames, unfuse
         from encoder.towers.stock import PatchEmbedding
 
         tower, projector = modules["vision_tower."], modules["mm_projector."]
         for layer in tower.layers:
-            _unfuse(layer.attn)
+            unfuse(layer.attn)
         embed = PatchEmbedding(tower.patch_embed.proj, self.pixels)
         table = tower.patch_embed.pos_emb.position_embeddings.flatten(0, 1).float()
+        times = tower.patch_embed.pos_emb.time_position_embeddings.float()
 
         def forward(rows: Rows) -> torch.Tensor:
             weights = rows.tables["tap_weights"]
             positions_PD = embedding_bag(rows.tables["taps"], table, per_sample_weights=weights, mode="sum")
+            if "frames" in rows.tables:
+                positions_PD = positions_PD + times[rows.tables["frames"]]
             x_PD = embed(rows.pixels_PC)
             x_PD = x_PD + positions_PD.to(x_PD.dtype)
             rotary = tower.rotary_emb(x_PD, rows.tables["places"])
             for layer in tower.layers:
                 x_PD = layer(x_PD, cu_seqlens=rows.cu_seqlens, max_seqlen=len(x_PD), position_embeddings=rotary)
-            squares = tower.final_layernorm(x_PD).unflatten(0, (-1, self.merge**2))
+            x_PD = pool_frames(tower.final_layernorm(x_PD), rows.tables)
+            squares = x_PD.unflatten(0, (-1, self.merge**2))
             tokens: torch.Tensor = projector(squares).squeeze(1)
             return tokens
 
         return forward
-
-
-def _unfuse(attention: Any) -> None:
-    """Queries, keys and values apart; released ones rotate neighbouring numbers, transformers' halves of a head."""
-    import torch
-
-    weight, bias = attention.wqkv.weight, attention.wqkv.bias
-    for name, part_weight, part_bias in zip("qkv", weight.chunk(3), bias.chunk(3), strict=True):
-        if name != "v":
-            heads = (attention.num_heads, -1, 2)
-            part_weight = part_weight.unflatten(0, heads).transpose(1, 2).flatten(0, 2)
-            part_bias = part_bias.unflatten(0, heads).transpose(1, 2).flatten()
-        linear = torch.nn.Linear(1, 1, device="meta")
-        linear.weight = torch.nn.Parameter(part_weight.contiguous(), requires_grad=False)
-        linear.bias = torch.nn.Parameter(part_bias.contiguous(), requires_grad=False)
-        setattr(attention, f"{name}_proj", linear)
-    del attention.wqkv
 
 
 def _fit(width: int, height: int, patch_size: int, most: int, most_a_side: int) -> Size:
@@ -156,45 +168,3 @@ def _fit(width: int, height: int, patch_size: int, most: int, most_a_side: int) 
     longest = most_a_side * patch_size
     scale = min(1.0, math.sqrt(most / patches), longest / height, longest / width)
     return min(max(1, int(width * scale)), longest), min(max(1, int(height * scale)), longest)
-
-
-def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> GridAdapter:
-    return GridAdapter(KimiK25(config, name), config, name, encoder)
-
-
-def _config(vision: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "architectures": ["Kimi_K25ForConditionalGeneration"],
-        "model_type": "kimi_k25",
-        "projection_hidden_size": vision["hidden_size"],
-        "text_config": {"model_type": "deepseek_v3", **text},
-        "vision_config": {"model_type": "kimi_k25_vision", "patch_size": 14, **vision},
-    }
-
-
-_TINY_TEXT = {
-    "hidden_size": 48, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
-    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "vocab_size": 99,
-}  # fmt: skip
-_TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-_FULL = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
-
-FAMILY = Family(
-    model_types=("kimi_k25",),
-    presets={
-        "tiny-kimi-k2.5": Preset(
-            config=_config({**_TINY, "pos_emb_height": 6, "pos_emb_width": 6}, _TINY_TEXT)
-            | {"preprocessor_config": {"max_patches": 100, "size": {"max_height": 12, "max_width": 12}}},
-            summary="Kimi-K2.5, 2 small layers, up to 100 patches, seeded random weights",
-            token_rule="1 for 28x28 pixels, up to 36",
-        ),
-        "random-kimi-k2.5": Preset(
-            config=_config({**_FULL, "pos_emb_height": 64, "pos_emb_width": 64}, {"hidden_size": 7168}),
-            summary="Kimi-K2.5, released size of its tower, seeded random weights",
-            token_rule="1 for 28x28 pixels, up to about 4096",
-        ),
-    },
-    make=_make,
-)

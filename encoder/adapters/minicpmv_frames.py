@@ -31,6 +31,8 @@ def choose_frames(num_frames: int, frames_per_s: float, options: VideoConfig) ->
     numbers = list(range(0, num_frames, step))
     if len(numbers) > most:
         numbers = [numbers[index] for index in _evenly(len(numbers), most)]
+    elif len(numbers) < (options.min_frames or 1):
+        numbers = _evenly(num_frames, min(options.min_frames or 1, num_frames))
     return FrameGroups(numbers=numbers, times=[(0,) for _ in numbers])
 
 

@@ -73,3 +73,14 @@ def fill_rows(buffer: np.ndarray, parts: Sequence[np.ndarray]) -> None:
     if parts:
         np.concatenate(parts, out=buffer[:end])
     buffer[end:] = 0
+
+
+def fill_pixels(buffer: np.ndarray, parts: Sequence[np.ndarray]) -> int:
+    """Write patches end to end, those of a still once for each frame of a patch; returns how many there are."""
+    start = 0
+    for part in parts:
+        rows = buffer[start : start + len(part)]
+        for first in range(0, buffer.shape[1], part.shape[1]):
+            rows[:, first : first + part.shape[1]] = part
+        start += len(part)
+    return start

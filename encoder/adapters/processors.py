@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from PIL import Image
 
 from encoder.adapters.tiles import Pixels, Size
 from encoder.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 IMAGENET = Pixels(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 CLIP = Pixels(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
@@ -22,14 +25,46 @@ def processor_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return settings
 
 
+def clip_processor_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The video processor's settings; the image processor's where a checkpoint has none for clips."""
+    settings: Mapping[str, Any] = config.get("video_preprocessor_config") or processor_of(config)
+    return settings
+
+
 def read_pixels(config: Mapping[str, Any], default: Pixels) -> Pixels:
     """Means, deviations and filter of a checkpoint."""
-    settings = processor_of(config)
+    return _pixels(processor_of(config), default)
+
+
+def note_clip_pixels(config: Mapping[str, Any], pixels: Pixels, name: str) -> None:
+    """Warn where frames would be normalised or resized otherwise than images: here they go as images do.
+
+    One encoder embeds both. InternVL 3.5 was released with a video file that is not that of its tower.
+    """
+    if _pixels(clip_processor_of(config), pixels) != pixels:
+        logger.warning(
+            "%s: frames are normalised and resized as images are, although its video processor has other "
+            "image_mean, image_std or resample than its image processor",
+            name,
+        )
+
+
+def _pixels(settings: Mapping[str, Any], default: Pixels) -> Pixels:
     return Pixels(
         mean=tuple(settings.get("image_mean") or default.mean),
         std=tuple(settings.get("image_std") or default.std),
         resample=Image.Resampling(settings.get("resample", default.resample)),
     )
+
+
+def longest_edge(settings: Mapping[str, Any], key: str, default: int) -> int:
+    """Pixels of a setting that names the longest edge. Raises ConfigError for one that names others."""
+    value = settings.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, Mapping) or not isinstance(value.get("longest_edge"), int):
+        raise ConfigError(f"a processor's {key} is {value!r}; name its longest_edge")
+    return int(value["longest_edge"])
 
 
 def read_size(config: Mapping[str, Any], key: str, default: int) -> Size:

@@ -16,11 +16,14 @@ import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
-from encoder.adapters.packed import PackedLayout, fill_offsets, fill_rows
+from encoder.adapters.packed import PackedLayout
+from encoder.adapters.processors import note_clip_pixels
 from encoder.adapters.qwen_vl_config import read_sizes
-from encoder.adapters.qwen_vl_geometry import FrameIndices, frame_indices, position_taps, smart_resize
+from encoder.adapters.qwen_vl_geometry import frame_indices, smart_resize
+from encoder.adapters.qwen_vl_inputs import fill_inputs, input_specs
 from encoder.adapters.qwen_vl_video import frame_size, sampled_frames
 from encoder.adapters.qwen_vl_weights import qwen_weight_shapes
+from encoder.adapters.tiles import Pixels
 from encoder.errors import ConfigError
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
@@ -52,6 +55,7 @@ class QwenVL:
         )
         self.axes: tuple[CaptureAxis, ...] = self.layout.axes
         self._video, self._config = encoder.video, dict(config)
+        note_clip_pixels(config, Pixels(mean=sizes.mean, std=sizes.std), name)
 
     # Sizes
 
@@ -83,9 +87,6 @@ class QwenVL:
             num_tokens=one.num_tokens * num_segments,
         )
 
-    def _indices(self, grid: Grid) -> FrameIndices:
-        return frame_indices(grid[1], grid[2], self.sizes.merge_size, self.sizes.window_tokens)
-
     # Preparation, on the CPU
 
     def prepare(self, image: Image.Image) -> list[Segment]:
@@ -113,7 +114,7 @@ class QwenVL:
         side, merge = self.sizes.patch_size, self.sizes.merge_size
         rows, columns = pictures[0].shape[0] // side, pictures[0].shape[1] // side
         shape = self.measure((1, rows, columns))
-        run_order = self._indices(shape.grid).run_order_T
+        run_order = frame_indices(rows, columns, merge, self.sizes.window_tokens).run_order_T
         patches_PC = np.empty((shape.num_patches, len(pictures) * self.sizes.frame_bytes), np.uint8)
         frames = np.split(patches_PC.reshape(len(run_order), merge**2, -1), len(pictures), axis=2)
         for picture, frame in zip(pictures, frames, strict=True):
@@ -146,46 +147,14 @@ class QwenVL:
         return self._segment([rng.integers(0, 256, (side, side, 3), dtype=np.uint8)])
 
     def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:
-        """Boundaries, rows and columns, what windows and position embeddings need where there are some, pixels."""
-        sizes, patches = self.sizes, capacity.patches
-        specs = {name: TensorSpec(shape=(patches,), dtype="int32") for name in ("rows", "columns")}
-        specs["cu_seqlens"] = TensorSpec(shape=(capacity.segments + 1,), dtype="int32")
-        if sizes.window_tokens:
-            # A frame of h x w tokens has at most h * w / 2 + 1 windows of two tokens a side or more.
-            windows = capacity.tokens // 2 + capacity.segments
-            specs["cu_windows"] = TensorSpec(shape=(windows + 1,), dtype="int32")
-            specs["places"] = TensorSpec(shape=(capacity.tokens,), dtype="int32")
-        if sizes.table_side:
-            specs["taps"] = TensorSpec(shape=(patches, 4), dtype="int32")
-            specs["tap_weights"] = TensorSpec(shape=(patches, 4), dtype="float32")
-        pixels = (patches, sizes.temporal_patch_size * sizes.frame_bytes)
-        return specs | {"pixels": TensorSpec(shape=pixels, dtype="uint8")}
+        """As `input_specs` says."""
+        return input_specs(self.sizes, capacity)
 
     def fill(
         self, host: Mapping[str, np.ndarray], segments: Sequence[Segment], axis_keys: AxisKeys, capacity: Capacity
     ) -> int:
         """Lay the segments end to end."""
-        sizes = self.sizes
-        frames = [self._indices(segment.shape.grid) for segment in segments]
-        starts = np.cumsum([0] + [segment.shape.num_patches for segment in segments])
-        fill_offsets(host["cu_seqlens"], starts[1:])
-        fill_rows(host["rows"], [frame.rows_P for frame in frames])
-        fill_rows(host["columns"], [frame.columns_P for frame in frames])
-        if sizes.window_tokens:
-            windows = np.concatenate([np.empty(0, np.int32), *(frame.window_patches_W for frame in frames)])
-            fill_offsets(host["cu_windows"], np.cumsum(windows))
-            firsts = starts // sizes.patches_per_token
-            fill_rows(host["places"], [frame.places_T + first for frame, first in zip(frames, firsts, strict=False)])
-        if sizes.table_side:
-            taps = [position_taps(*s.shape.grid[1:], sizes.merge_size, sizes.table_side) for s in segments]
-            fill_rows(host["taps"], [ids for ids, _ in taps])
-            fill_rows(host["tap_weights"], [weights for _, weights in taps])
-        for segment, start in zip(segments, starts, strict=False):
-            rows = host["pixels"][start : start + segment.shape.num_patches]
-            stored = segment.patches_PC
-            for first in range(0, rows.shape[1], stored.shape[1]):  # a still stands for each frame of its patches
-                rows[:, first : first + stored.shape[1]] = stored
-        return int(starts[-1])
+        return fill_inputs(host, segments, self.sizes)
 
     # Weights and model
 

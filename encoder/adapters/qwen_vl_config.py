@@ -19,6 +19,7 @@ GENERATIONS: dict[str, Generation] = {
 }
 """By the `model_type` of a checkpoint."""
 
+FRAMES_PER_S, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768  # of a clip, as released
 _TOKEN_SIDE = {"2": 28, "2.5": 28, "3": 32}
 _IMAGE_TOKENS = {"2": (4, 16_384), "2.5": (4, 16_384), "3": (64, 16_384)}  # of an image, as released
 _VIDEO_TOKENS = {"2": (128, 768), "2.5": (128, 768), "3": (4, 24_576)}  # of a frame (2, 2.5), of all frames (3)
@@ -56,6 +57,8 @@ class QwenSizes:
     deepstack_layers: tuple[int, ...]  # whose residual stream gives tokens as well
     image_pixels: PixelRange
     video_pixels: PixelRange  # of one frame (2 and 2.5), or of all frames (3)
+    frames_per_s: float  # that are read of a clip
+    frame_bounds: tuple[int, int]  # least and most of them
     cap_frames: bool  # many frames share a budget: `cap_pixels_per_frame` of the processors
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -119,6 +122,8 @@ def read_sizes(config: Mapping[str, Any], name: str, resize_pixels: tuple[int, i
         if resize_pixels is None
         else _checked(*resize_pixels, name),
         video_pixels=_pixel_range(video, _VIDEO_TOKENS[generation], generation, name),
+        frames_per_s=video.get("fps") or FRAMES_PER_S,
+        frame_bounds=(video.get("min_frames") or MIN_FRAMES, video.get("max_frames") or MAX_FRAMES),
         cap_frames=_caps_frames(video, generation),
         mean=tuple(image.get("image_mean", released[0])),
         std=tuple(image.get("image_std", released[1])),

@@ -27,21 +27,47 @@ def smart_resize(width: int, height: int, *, factor: int, least: int, most: int)
     Raises:
         BadMediaError: one side is over 200 times the other, which the processors refuse too.
     """
-    if max(height, width) / min(height, width) > MAX_RATIO:
-        raise BadMediaError(
-            f"picture of {width}x{height}: one side is over {MAX_RATIO} times the other, "
-            f"which Qwen-VL does not take; crop it"
-        )
+    _refuse_threads(width, height, f"picture of {width}x{height}", "Qwen-VL")
+    return _fit(width, height, 1, 1, factor, least, most)
+
+
+def resize_volume(
+    width: int, height: int, num_frames: int, *, together: int, factor: int, least: int, most: int, model: str
+) -> tuple[int, int]:
+    """Width and height of each of so many frames, `least` and `most` being pixels of all of them.
+
+    The rule that Qwen3-VL's and GLM-4V's processors share (`smart_resize` in transformers' video_processing_qwen3_vl);
+    `together` frames share a patch, and a lone one is repeated. Raises BadMediaError as `smart_resize` does.
+    """
+    came = f"picture of {width}x{height}"
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    _refuse_threads(width, height, came, model)
+    return _fit(width, height, max(num_frames, together), together, factor, least, most)
+
+
+def _fit(
+    width: int, height: int, num_frames: int, together: int, factor: int, least: int, most: int
+) -> tuple[int, int]:
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    if new_height * new_width > most:
-        beta = math.sqrt((height * width) / most)
+    volume = round(num_frames / together) * together * new_height * new_width
+    if volume > most:
+        beta = math.sqrt((num_frames * height * width) / most)
         new_height = max(factor, math.floor(height / beta / factor) * factor)
         new_width = max(factor, math.floor(width / beta / factor) * factor)
-    elif new_height * new_width < least:
-        beta = math.sqrt(least / (height * width))
+    elif volume < least:
+        beta = math.sqrt(least / (num_frames * height * width))
         new_height = math.ceil(height * beta / factor) * factor
         new_width = math.ceil(width * beta / factor) * factor
     return new_width, new_height
+
+
+def _refuse_threads(width: int, height: int, came: str, model: str) -> None:
+    if max(height, width) / min(height, width) > MAX_RATIO:
+        raise BadMediaError(
+            f"{came}: one side is over {MAX_RATIO} times the other, which {model} does not take; crop it"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

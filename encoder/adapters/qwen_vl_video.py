@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from encoder.adapters.qwen_vl_config import QwenSizes
-from encoder.adapters.qwen_vl_geometry import smart_resize
+from encoder.adapters.qwen_vl_geometry import resize_volume, smart_resize
 
 if TYPE_CHECKING:
     from encoder.config import VideoConfig
     from encoder.media import MediaHeader
 
-FPS, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768
 CONTEXT_TOKENS = 128_000  # the language model's, nine tenths of which a clip may fill (2 and 2.5)
 FRAME_TOKENS = 768  # most of a frame when `cap_frames` holds (3)
 
@@ -25,19 +24,20 @@ def sampled_frames(header: MediaHeader, sizes: QwenSizes, options: VideoConfig) 
     `options.fps` frames a second within bounds, spread over the whole clip, or `options.num_frames` of them.
     """
     total = header.num_frames
-    least, most = options.min_frames or MIN_FRAMES, options.max_frames or MAX_FRAMES
+    least, most = sizes.frame_bounds
+    least, most, rate = options.min_frames or least, options.max_frames or most, options.fps or sizes.frames_per_s
     together = sizes.temporal_patch_size
     if sizes.generation == "3":
         wanted = options.num_frames
         if wanted is None:
-            wanted = max(int(total / header.frames_per_s * (options.fps or FPS)), least)
+            wanted = max(int(total / header.frames_per_s * rate), least)
         count = max(1, min(wanted, most, total))
         return [int(index) for index in np.linspace(0, total - 1, count).round()]
     if options.num_frames is not None:
         count = min(round(options.num_frames / together), total // together) * together
     else:
         seconds = total / header.frames_per_s
-        within = min(max(seconds * (options.fps or FPS), least), min(most, total) // together * together)
+        within = min(max(seconds * rate, least), min(most, total) // together * together)
         count = math.floor(within / together) * together
     if count < 1:
         return [0]
@@ -59,27 +59,13 @@ def frame_size(header: MediaHeader, num_frames: int, sizes: QwenSizes) -> tuple[
     if sizes.cap_frames:
         share = max(min(FRAME_TOKENS * factor * factor, pixels.most // num_frames), int(pixels.least * 1.05))
         most = share * num_frames
-    return _resize_volume(header.width, header.height, num_frames, sizes, pixels.least, most)
-
-
-def _resize_volume(
-    width: int, height: int, num_frames: int, sizes: QwenSizes, least: int, most: int
-) -> tuple[int, int]:
-    """Qwen3-VL's bounds are those of all frames together (`smart_resize` of video_processing_qwen3_vl)."""
-    factor, together = sizes.token_side, sizes.temporal_patch_size
-    num_frames = max(num_frames, together)  # a lone frame is repeated
-    if height < factor or width < factor:
-        scale = max(factor / height, factor / width)
-        height, width = int(height * scale), int(width * scale)
-    smart_resize(width, height, factor=factor, least=1, most=most)  # raises for an impossible ratio
-    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    volume = round(num_frames / together) * together * new_height * new_width
-    if volume > most:
-        beta = math.sqrt((num_frames * height * width) / most)
-        new_height = max(factor, math.floor(height / beta / factor) * factor)
-        new_width = max(factor, math.floor(width / beta / factor) * factor)
-    elif volume < least:
-        beta = math.sqrt(least / (num_frames * height * width))
-        new_height = math.ceil(height * beta / factor) * factor
-        new_width = math.ceil(width * beta / factor) * factor
-    return new_width, new_height
+    return resize_volume(
+        header.width,
+        header.height,
+        num_frames,
+        together=sizes.temporal_patch_size,
+        factor=factor,
+        least=pixels.least,
+        most=most,
+        model="Qwen-VL",
+    )

@@ -41,12 +41,13 @@ FAMILIES = {
     "gemma3": "encoder.adapters.gemma3:FAMILY",
     "llama4": "encoder.adapters.llama4:FAMILY",
     "idefics3": "encoder.adapters.idefics3:FAMILY",
+    "smolvlm": "encoder.adapters.smolvlm:FAMILY",
     "pixtral": "encoder.adapters.pixtral:FAMILY",
     "lfm2-vl": "encoder.adapters.lfm2_vl:FAMILY",
     "glm4v": "encoder.adapters.glm4v:FAMILY",
-    "kimi-k2.5": "encoder.adapters.kimi_k25:FAMILY",
+    "kimi-k2.5": "encoder.adapters.kimi_k25_family:FAMILY",
     "cohere-compass": "encoder.adapters.cohere_compass:FAMILY",
-    "minicpmv-4.6": "encoder.adapters.minicpmv46:FAMILY",
+    "minicpmv-4.6": "encoder.adapters.minicpmv46_family:FAMILY",
 }
 
 

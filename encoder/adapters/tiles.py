@@ -46,6 +46,11 @@ class Tile:
     size: Size | None = None  # None: the family's tiles' size, or all that was resized
 
 
+def size_of(tile: Tile) -> Size:
+    """Its own size, or that of all that was resized."""
+    return tile.size or tile.resized[-1]
+
+
 def grid_of_tiles(resized: tuple[Size, ...], tile_size: Size) -> list[Tile]:
     """Tiles that cover what an image was resized to, row by row."""
     (width, height), (tile_width, tile_height) = resized[-1], tile_size
@@ -220,7 +225,7 @@ def cut_out(image: Image.Image, tiles: Sequence[Tile], resample: Image.Resamplin
             for size in tile.resized:
                 resized = resized.resize(size, resample)
             pictures[source] = np.asarray(resized)
-        cuts.append(_cut(pictures[source], tile.corner, tile.size or tile.resized[-1]))
+        cuts.append(_cut(pictures[source], tile.corner, size_of(tile)))
     return cuts
 
 

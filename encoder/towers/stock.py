@@ -127,7 +127,7 @@ class PatchEmbedding:
     """uint8 patch rows to the model's width by one GEMM, with the normalisation of pixels folded into it.
 
     With v in 0..255, (v / 255 - mean) / std = (v - 128) / (255 std) + (128 / 255 - mean) / std; v - 128 is exact in 16
-    bits. A module that stacks frames is given the same picture for each, so its weights add up.
+    bits. A module that stacks frames takes them side by side: (frame, y, x, channel).
     """
 
     def __init__(self, module: torch.nn.Module, pixels: Pixels, *, channels_last: bool = False) -> None:
@@ -137,8 +137,7 @@ class PatchEmbedding:
         if channels_last:
             weight_DLC = weight.double().unflatten(1, (-1, 3))
         else:
-            weight_DCL = (weight.sum(2) if weight.dim() == 5 else weight).double().flatten(2)
-            weight_DLC = weight_DCL.transpose(1, 2)
+            weight_DLC = weight.double().flatten(2).transpose(1, 2)
         mean, std = (
             torch.tensor(values, dtype=torch.float64, device=weight.device) for values in (pixels.mean, pixels.std)
         )

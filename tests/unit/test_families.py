@@ -14,18 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from family_cases import CASES, Case
+from family_cases import CASES, Case, save_reference
 from PIL import Image
 
-from encoder.adapters.base import TakesVideo
 from encoder.adapters.grids import GridAdapter
-from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.adapters.registry import load_adapter
 from encoder.adapters.tiles import TileAdapter
-from encoder.benchmark.qwen_vl import DrawnClip
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
@@ -33,7 +30,7 @@ from encoder.media import MediaHeader
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
 from encoder.towers import stock_attention
-from encoder.weights import load_tensors, random_tensors
+from encoder.weights import load_tensors
 
 SIZES = [(200, 120), (90, 200), (31, 47), (64, 64)]
 TOLERANCE = 1e-4
@@ -59,13 +56,8 @@ class Reference:
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reference]:
     case: Case = request.param
     snapshot = tmp_path_factory.mktemp("snapshot") / str(case)
-    preset = dict(resolve_model(case.preset).config)
-    settings = preset.pop("preprocessor_config", {})
-    config = transformers.AutoConfig.for_model(**preset)
-    model = getattr(transformers, case.model)(config).eval()
-    drawn = random_tensors({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, seed=3)
-    model.load_state_dict(drawn)
-    model.save_pretrained(snapshot)
+    model, files = save_reference(case.preset, case.model, snapshot)
+    settings = files.get("preprocessor_config", {})
     if case.processor:
         try:
             processor = getattr(transformers, case.processor)(**settings | case.settings)
@@ -129,23 +121,6 @@ def test_token_counts_are_the_processors(reference: Reference) -> None:
             assert shape.num_tokens == count(reference.processor(Image.new("RGB", (width, height))))
 
 
-def test_frames_of_a_video_are_tiles(tmp_path: Path) -> None:
-    """InternVL's: as many as predicted, from the middles of equal stretches, resized as a whole."""
-    init_checkpoint("tiny-internvl", tmp_path / "ours", seed=2)
-    config = EncoderConfig.model_validate({"model": str(tmp_path / "ours"), "video": {"num_frames": 5}})
-    runner = EncoderRunner.from_config(config, "cpu")
-    adapter: Any = runner.adapter
-    assert isinstance(adapter, TakesVideo)
-    clip = DrawnClip(40, seed=0)
-    segments = list(adapter.prepare_video(clip))
-    assert adapter.probe_video(clip.header).grids == tuple(segment.shape.grid for segment in segments)
-    assert len(segments) == 5
-    frames = [frame.resize((56, 56), Image.Resampling.BICUBIC) for frame in clip.frames([4, 12, 20, 28, 36])]
-    for segment, frame in zip(segments, frames, strict=True):
-        assert (segment.patches_PC.reshape(56, 56, 3) == np.asarray(frame)).all()
-    assert [len(tokens) for tokens in runner.encode(segments)] == [4] * 5
-
-
 @pytest.mark.parametrize("preset", sorted({case.preset for case in CASES}))
 def test_presets_write_what_transformers_reads(preset: str, tmp_path: Path) -> None:
     """A preset's checkpoint has the names and shapes of a released one: nothing of the vision part is missing there."""
@@ -175,15 +150,16 @@ def test_forward_reads_no_value(preset: str, output: str, monkeypatch: pytest.Mo
     meta = torch.device("meta")
     weights = {name: torch.empty(shape, device=meta) for name, shape in adapter.weight_shapes().items()}
     model = adapter.build(weights, meta, torch.bfloat16, "triton", "native")
-    axis_keys = (adapter.axes[0].keys[0],)
-    capacity = adapter.capacity(axis_keys, 4 * adapter.sample(axis_keys).shape.num_tokens)
-    inputs = {
-        name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=meta)
-        for name, spec in adapter.inputs(axis_keys, capacity).items()
-    }
-    tokens = model.forward(inputs, axis_keys, capacity)
-    assert tokens.dtype == torch.bfloat16
-    assert tokens.shape == (capacity.tokens, adapter.hidden_size)
+    for key in adapter.axes[0].keys:
+        axis_keys = (key,)
+        capacity = adapter.capacity(axis_keys, 4 * adapter.sample(axis_keys).shape.num_tokens)
+        inputs = {
+            name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=meta)
+            for name, spec in adapter.inputs(axis_keys, capacity).items()
+        }
+        tokens = model.forward(inputs, axis_keys, capacity)
+        assert tokens.dtype == torch.bfloat16
+        assert tokens.shape == (capacity.tokens, adapter.hidden_size)
 
 
 def attend_all(num_heads: int, head_width: int, longest: int, qkv: torch.Tensor) -> torch.Tensor:

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import math
-import random
-from collections import defaultdict
-from functools import lru_cache
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
 import torch
-import transformers
+from released import functions_of, random_sizes, rule_of
 from transformers.image_utils import SizeDict
 
-from encoder.adapters.clips import middle_frames
 from encoder.adapters.kimi_k25 import KimiK25
 from encoder.adapters.lfm2_vl import Lfm2VL
 from encoder.adapters.llama4 import Llama4
 from encoder.adapters.registry import resolve_model
-from encoder.config import VideoConfig
-from encoder.media import MediaHeader
-
-
-def functions_of(file: str, names: set[str], **known: Any) -> dict[str, Any]:
-    """Functions out of a source file of transformers that can't be imported without torchvision."""
-    source = Path(transformers.__file__).parent / "models" / file
-    nodes: list[Any] = [node for node in ast.walk(ast.parse(source.read_text())) if getattr(node, "name", "") in names]
-    space: dict[str, Any] = {"torch": torch, "math": math, "defaultdict": defaultdict, "lru_cache": lru_cache, **known}
-    future = ast.ImportFrom(module="__future__", names=[ast.alias("annotations")], level=0)
-    exec(compile(ast.fix_missing_locations(ast.Module(body=[future, *nodes], type_ignores=[])), source, "exec"), space)
-    return space
 
 
 def test_llama4_chooses_the_canvas_that_transformers_chooses() -> None:
@@ -53,8 +31,7 @@ def test_llama4_chooses_the_canvas_that_transformers_chooses() -> None:
 def test_lfm2_cuts_as_transformers_does() -> None:
     """Its processor needs torchvision, but for what decides: large or not, the tiles, and the size of the whole."""
     rules = {"round_by_factor", "find_closest_aspect_ratio", "_is_image_too_large", "smart_resize", "_target_ratios"}
-    theirs = functions_of("lfm2_vl/image_processing_lfm2_vl.py", rules | {"_get_grid_layout"})
-    rule = type("Rule", (), {name: theirs[name] for name in rules | {"_get_grid_layout"}})()
+    rule = rule_of("lfm2_vl/image_processing_lfm2_vl.py", rules | {"_get_grid_layout"})
     family = Lfm2VL({**resolve_model("random-lfm2-vl-1.6b").config}, "lfm2", max_tiles=None)
     limits = {"downsample_factor": 2, "max_image_tokens": 256, "encoder_patch_size": 16}
     large_ones = 0
@@ -79,28 +56,3 @@ def test_kimi_resizes_as_transformers_does() -> None:
         (tile,) = family.cut(width, height)
         resized, padded = theirs(height, width, **limits)
         assert (tile.resized, tile.size) == ((resized[::-1],), padded[::-1])
-
-
-def test_internvl_takes_the_frames_that_transformers_takes() -> None:
-    theirs = functions_of("internvl/video_processing_internvl.py", {"sample_frames"})["sample_frames"]
-    rng = random.Random(0)
-    for _ in range(100):
-        total, fps = rng.randint(30, 2000), rng.choice([0.5, 1.0, 2.0])
-        header = MediaHeader(width=64, height=48, num_frames=total, frames_per_s=30.0)
-        metadata = SimpleNamespace(total_num_frames=total, fps=30.0)
-        for options, count, rate in (
-            (VideoConfig(), 8, None),
-            (VideoConfig(num_frames=5), 5, None),
-            (VideoConfig(fps=fps), None, fps),
-        ):
-            if rate is not None and total / 30 * fps < 1:
-                continue
-            rules = SimpleNamespace(num_frames=None, initial_shift=True)
-            numbers = theirs(rules, metadata, num_frames=count, fps=rate)
-            assert middle_frames(header, options, 8) == numbers.tolist()
-
-
-def random_sizes(count: int, *, least: int = 4, most: int = 12) -> list[tuple[int, int]]:
-    """Sides between these powers of two."""
-    rng = random.Random(0)
-    return [(round(2 ** rng.uniform(least, most)), round(2 ** rng.uniform(least, most))) for _ in range(count)]

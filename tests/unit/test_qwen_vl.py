@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import random
@@ -14,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from clips import make_clip
 from PIL import Image
 from qwen_reference import ReferenceQwenVL, image_processor
+from released import functions_of, random_clips
 from safetensors.torch import load_file, save_file
 
 from encoder.adapters.qwen_vl import QwenVL
@@ -146,27 +145,8 @@ def test_an_image_like_a_thread_is_refused_as_the_processors_do() -> None:
 
 
 def released(model: str, function: str) -> Any:
-    """A function of a video processor, out of a module that cannot be imported without torchvision."""
-    file = Path(transformers.__file__).parent / f"models/{model}/video_processing_{model}.py"
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            namespace: dict[str, Any] = {"math": math, "np": np, "torch": torch}
-            exec("from __future__ import annotations\n" + ast.unparse(node), namespace)
-            return namespace[function]
-    raise AssertionError(f"{file} has no {function}")
-
-
-def random_clips(count: int, seed: int) -> list[MediaHeader]:
-    rng = random.Random(seed)
-    return [
-        MediaHeader(
-            width=rng.randint(60, 3000),
-            height=rng.randint(60, 3000),
-            num_frames=round(math.exp(rng.uniform(math.log(4), math.log(60_000)))),
-            frames_per_s=rng.choice([15.0, 24.0, 23.976, 25.0, 29.97, 30.0, 60.0]),
-        )
-        for _ in range(count)
-    ]
+    """A function of a video processor."""
+    return functions_of(f"{model}/video_processing_{model}.py", {function})[function]
 
 
 @pytest.mark.parametrize("caps", [False, True])
@@ -237,6 +217,15 @@ def test_a_clip_is_decoded_no_further_than_its_next_segment() -> None:
     for count in (1, 2, 3):
         next(segments)
         assert len(given) == 2 * count
+
+
+def test_rates_and_bounds_are_those_of_the_video_processors_file() -> None:
+    header = MediaHeader(width=640, height=480, num_frames=300, frames_per_s=30)
+    for preset in PRESETS:
+        settings = {"fps": 1, "min_frames": 6, "max_frames": 12}
+        for changed, wanted in (({}, 10), ({"max_frames": 8}, 8), ({"fps": 0.1}, 6)):
+            config = dict(resolve_model(preset).config) | {"video_preprocessor_config": settings | changed}
+            assert len(sampled_frames(header, read_sizes(config, "it"), VideoConfig())) == wanted
 
 
 def test_frames_may_be_asked_for_by_number() -> None:
