@@ -2,7 +2,8 @@
 
 Segments are grouped by the tightest captured axis keys that hold them and never promoted to looser ones; the oldest
 segment's group goes first. Within a group the budget wins that makes the whole group, this replay and the rest, take
-the least time. A segment that no graph holds runs eagerly, and so does one whose graph would take longer than that.
+the least time. A segment that no graph holds runs eagerly, and so does one whose graph would take longer than that; an
+eager run joins segments that have the same axis keys to choose from.
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class GraphTable:
             known = replace(view, cost_ms=self.book.cost_ms(view.key) or view.cost_ms)
             self.ladders[view.key.axis_keys].append(known)
         self._homes: dict[Grid, tuple[AxisKeys | None, MissReason | None]] = {}
+        self._choices: dict[Grid, list[AxisKeys]] = {}
 
     @property
     def views(self) -> tuple[GraphView, ...]:
@@ -139,9 +141,17 @@ class GraphTable:
             self._homes[grid] = self._find_home(grid)
         return self._homes[grid]
 
+    def choices(self, grid: Grid) -> list[AxisKeys]:
+        """Axis keys whose graphs may hold this grid, captured or not, the tightest first."""
+        if grid not in self._choices:
+            if len(self._choices) > 65_536:
+                self._choices.clear()
+            self._choices[grid] = self._axis_choices(grid)
+        return self._choices[grid]
+
     def _find_home(self, grid: Grid) -> tuple[AxisKeys | None, MissReason | None]:
         shape = self._measure(grid)
-        choices = self._axis_choices(grid)
+        choices = self.choices(grid)
         for keys in choices:
             if any(view.capacity.admits(shape) for view in self.ladders.get(keys, ())):
                 return keys, None
@@ -165,8 +175,10 @@ def plan_replay(
     window = pending[:look_ahead]
     keys, reason = table.home(window[0].grid)
     group = [index for index, shape in enumerate(window) if table.home(shape.grid) == (keys, reason)]
-    shapes = [window[index] for index in group]
     if keys is None:
+        choices = table.choices(window[0].grid)
+        group = [index for index in group if table.choices(window[index].grid) == choices]
+        shapes = [window[index] for index in group]
         room = Capacity(
             patches=max(eager_patches, shapes[0].num_patches),
             segments=len(shapes),
@@ -175,6 +187,7 @@ def plan_replay(
         )
         return Replay(key=None, taken=tuple(group[index] for index in take(shapes, room)), reason=reason)
 
+    shapes = [window[index] for index in group]
     ladder = table.ladders[keys]
     options = [(view, take(shapes, view.capacity)) for view in ladder if view.capacity.admits(shapes[0])]
     assert options, "home() only names axis keys whose graphs admit the grid"

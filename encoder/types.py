@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,6 +29,15 @@ class ItemShape:
     grids: tuple[Grid, ...]
     num_patches: int
     num_tokens: int
+
+    @classmethod
+    def of(cls, shapes: Sequence[SegmentShape]) -> ItemShape:
+        """Of an item of these segments."""
+        return cls(
+            grids=tuple(shape.grid for shape in shapes),
+            num_patches=sum(shape.num_patches for shape in shapes),
+            num_tokens=sum(shape.num_tokens for shape in shapes),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

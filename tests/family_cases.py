@@ -28,6 +28,7 @@ class Case:
     output: str = "patches"
     ours: Callable[[Any, Image.Image], dict[str, torch.Tensor]] | None = None  # our preparation as such a batch instead
     num_tokens: Callable[[Any], int] | None = None  # from the processor's batch of one image; None: always the same
+    sizes: tuple[tuple[int, int], ...] = ((200, 120), (90, 200), (31, 47), (64, 64))  # of pictures that show it all
 
     def __str__(self) -> str:
         return f"{self.preset.removeprefix('tiny-')}-{self.output}"
@@ -255,5 +256,12 @@ CASES = [
         settings={"patch_size": 16},
         tokens=lambda model, batch: beside(model.model.visual(batch["pixel_values"], batch["image_grid_thw"])),
         num_tokens=lambda batch: batch["image_grid_thw"].prod() // 4,
+    ),
+    Case(
+        preset="tiny-deepseek-ocr-2",
+        model="DeepseekOcr2ForConditionalGeneration",
+        processor="DeepseekOcr2ImageProcessorPil",
+        tokens=lambda model, batch: torch.cat(model.get_image_features(**batch).pooler_output),
+        sizes=((200, 120), (500, 900)),
     ),
 ]

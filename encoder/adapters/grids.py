@@ -17,7 +17,8 @@ from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
 from encoder.adapters.packed import PackedLayout, fill_offsets, fill_pixels, fill_rows
-from encoder.adapters.tiles import CPU_LADDER, LADDER, Pixels, Tile, cut_out, size_of
+from encoder.adapters.tile_kind import CPU_LADDER, LADDER
+from encoder.adapters.tiles import Pixels, Tile, cut_out, size_of
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -109,12 +110,7 @@ class GridAdapter:
 
     def shape_of(self, grids: Sequence[Grid]) -> ItemShape:
         """Of an item of segments of these grids."""
-        shapes = [self.measure(grid) for grid in grids]
-        return ItemShape(
-            grids=tuple(grids),
-            num_patches=sum(shape.num_patches for shape in shapes),
-            num_tokens=sum(shape.num_tokens for shape in shapes),
-        )
+        return ItemShape.of([self.measure(grid) for grid in grids])
 
     def prepare(self, image: Image.Image) -> list[Segment]:
         """Pieces of an RGB image."""

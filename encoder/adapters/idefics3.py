@@ -13,7 +13,8 @@ from PIL import Image
 
 from encoder.adapters.processors import longest_edge, processor_of, read_pixels, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Pixels, Size, Tile, TileAdapter, grid_of_tiles
+from encoder.adapters.tile_kind import Size
+from encoder.adapters.tiles import Pixels, Tile, TileAdapter, grid_of_tiles
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from encoder.adapters.processors import (
     vision_config,
 )
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Size, Tile, grid_of_tiles
+from encoder.adapters.tile_kind import Size
+from encoder.adapters.tiles import Tile, grid_of_tiles
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:

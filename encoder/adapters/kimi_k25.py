@@ -26,7 +26,8 @@ from encoder.adapters.processors import (
     vision_config,
 )
 from encoder.adapters.qwen_vl_geometry import frame_indices
-from encoder.adapters.tiles import Size, Tile
+from encoder.adapters.tile_kind import Size
+from encoder.adapters.tiles import Tile
 from encoder.errors import ConfigError
 from encoder.types import Grid
 

@@ -16,7 +16,8 @@ from encoder.adapters.internvl import arrangement
 from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.siglip2 import DEFAULTS, bind_tower, position_rows, position_tables
-from encoder.adapters.tiles import Size, Tile, grid_of_tiles
+from encoder.adapters.tile_kind import Size
+from encoder.adapters.tiles import Tile, grid_of_tiles
 from encoder.types import Grid
 
 if TYPE_CHECKING:

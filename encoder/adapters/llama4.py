@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels, read_size, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Size, Tile, TileAdapter
+from encoder.adapters.tile_kind import Size
+from encoder.adapters.tiles import Tile, TileAdapter
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:

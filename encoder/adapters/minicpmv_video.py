@@ -75,11 +75,7 @@ class MiniCPMVideo(MiniCPMV):
         width, height = self._frame_size(header)
         side = self.sizes.patch_size
         shapes = [self.measure((len(times), height // side, width // side)) for times in self._groups(header).times]
-        return ItemShape(
-            grids=tuple(shape.grid for shape in shapes),
-            num_patches=sum(shape.num_patches for shape in shapes),
-            num_tokens=sum(shape.num_tokens for shape in shapes),
-        )
+        return ItemShape.of(shapes)
 
     def prepare_video(self, video: Video) -> Iterator[Segment]:
         """Segments one after another, as frames are decoded."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from PIL import Image
 
-from encoder.adapters.tiles import Pixels, Size
+from encoder.adapters.tile_kind import Size
+from encoder.adapters.tiles import Pixels
 from encoder.errors import ConfigError
 
 logger = logging.getLogger(__name__)

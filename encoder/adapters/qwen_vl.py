@@ -81,11 +81,7 @@ class QwenVL:
 
     def _shape(self, size: tuple[int, int], num_segments: int) -> ItemShape:
         one = self.measure((1, size[1] // self.sizes.patch_size, size[0] // self.sizes.patch_size))
-        return ItemShape(
-            grids=(one.grid,) * num_segments,
-            num_patches=one.num_patches * num_segments,
-            num_tokens=one.num_tokens * num_segments,
-        )
+        return ItemShape.of([one] * num_segments)
 
     # Preparation, on the CPU
 

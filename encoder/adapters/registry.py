@@ -47,6 +47,7 @@ FAMILIES = {
     "glm4v": "encoder.adapters.glm4v:FAMILY",
     "kimi-k2.5": "encoder.adapters.kimi_k25_family:FAMILY",
     "cohere-compass": "encoder.adapters.cohere_compass:FAMILY",
+    "deepseek-ocr-2": "encoder.adapters.deepseek_ocr2:FAMILY",
     "minicpmv-4.6": "encoder.adapters.minicpmv46_family:FAMILY",
 }
 

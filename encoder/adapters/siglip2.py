@@ -18,7 +18,8 @@ from encoder.adapters.grids import GridAdapter, Rows, Table
 from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels, vision_config
 from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Size, Tile
+from encoder.adapters.tile_kind import Size
+from encoder.adapters.tiles import Tile
 from encoder.errors import ConfigError
 from encoder.types import Grid
 

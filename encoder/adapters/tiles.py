@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.tile_kind import Size, TileKind
 from encoder.errors import ConfigError
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
@@ -26,14 +27,8 @@ if TYPE_CHECKING:
     from encoder.config import EncoderConfig, Precision
     from encoder.media import MediaHeader
 
-Size = tuple[int, int]
-"""Width and height in pixels."""
-
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom, as Pillow has them."""
-
-LADDER = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # tiles
-CPU_LADDER = (1, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +36,8 @@ class Tile:
     """A piece of an image: the image or a box of it, resized to these sizes one after the other, and cut from that."""
 
     resized: tuple[Size, ...]
-    corner: tuple[int, int] = (0, 0)  # x and y where the tile begins in what was resized; beyond that it is black
+    corner: tuple[int, int] = (0, 0)  # x and y where the tile begins in what was resized; below 0: before it
+    background: tuple[int, ...] = (0, 0, 0)  # where the tile lies beyond what was resized
     box: Box | None = None  # of the image as it came
     size: Size | None = None  # None: the family's tiles' size, or all that was resized
 
@@ -100,15 +96,18 @@ class TileAdapter:
 
     def __init__(self, family: TileFamily, config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> None:
         """Raises ConfigError for options that only packed encoders have."""
-        if encoder.layouts != ("packed",):
-            raise ConfigError(f"{name}: tiles have one size and one layout; leave out layouts {list(encoder.layouts)}")
+        refuse_layouts(name, encoder)
         self.encoder, self.family = name, family
         self.hidden_size = family.hidden_size
-        self._config, self._max_segments = dict(config), encoder.max_segments_per_graph
+        self._config = dict(config)
+        self.tile = TileKind(
+            size=family.tile_size,
+            grid=family.grid,
+            num_tokens=family.num_tokens,
+            max_segments=encoder.max_segments_per_graph,
+        )
         self._keys: AxisKeys = ("x".join(map(str, family.tile_size)),)
         self.axes: tuple[CaptureAxis, ...] = (CaptureAxis(name="tile", keys=(str(self._keys[0]),)),)
-        frames, rows, columns = family.grid
-        self._tile = SegmentShape(grid=family.grid, num_patches=frames * rows * columns, num_tokens=family.num_tokens)
 
     def probe(self, header: MediaHeader) -> ItemShape:
         """As many times a tile's patches and tokens as there are tiles."""
@@ -116,15 +115,12 @@ class TileAdapter:
 
     def shape_of(self, num_tiles: int) -> ItemShape:
         """Of an item of so many tiles."""
-        return ItemShape(
-            grids=(self._tile.grid,) * num_tiles,
-            num_patches=num_tiles * self._tile.num_patches,
-            num_tokens=num_tiles * self._tile.num_tokens,
-        )
+        return ItemShape.of([self.tile.shape] * num_tiles)
 
     def measure(self, grid: Grid) -> SegmentShape:
         """A tile; no graph holds another grid."""
-        return self._tile if grid == self._tile.grid else replace(self._tile, grid=grid, num_patches=math.prod(grid))
+        shape = self.tile.shape
+        return shape if grid == shape.grid else replace(shape, grid=grid, num_patches=math.prod(grid))
 
     def prepare(self, image: Image.Image) -> list[Segment]:
         """Tiles of an RGB image; those of one resized picture share it."""
@@ -133,61 +129,37 @@ class TileAdapter:
 
     def segment(self, picture: np.ndarray) -> Segment:
         """A tile's pixels `[height, width, 3]`."""
-        return Segment(shape=self._tile, patches_PC=np.ascontiguousarray(picture).reshape(1, -1))
+        return self.tile.segment(picture)
 
     def axis_choices(self, grid: Grid) -> list[AxisKeys]:
         """The one tile size."""
-        return [self._keys] if grid == self._tile.grid else []
+        return [self._keys] if grid == self.tile.grid else []
 
     def capacity(self, axis_keys: AxisKeys, token_budget: int) -> Capacity:
         """Room for whole tiles."""
-        num_tiles = min(token_budget // self._tile.num_tokens, self._max_segments or token_budget)
-        if num_tiles < 1:
-            raise ConfigError(
-                f"token budget {token_budget} holds no tile of {self._tile.num_tokens} tokens; "
-                f"use multiples of {self._tile.num_tokens}"
-            )
-        return self._room(num_tiles)
-
-    def _room(self, num_tiles: int) -> Capacity:
-        return Capacity(
-            patches=num_tiles * self._tile.num_patches,
-            segments=num_tiles,
-            tokens=num_tiles * self._tile.num_tokens,
-            longest=self._tile.num_patches,
-        )
+        return self.tile.capacity(token_budget)
 
     def default_budgets(self, axis_keys: AxisKeys, device: str) -> tuple[int, ...]:
         """Numbers of tiles that an image gives, then larger steps."""
-        most = self._max_segments or max(LADDER)
-        counts = [count for count in (CPU_LADDER if device == "cpu" else LADDER) if count <= most] or [most]
-        return tuple(count * self._tile.num_tokens for count in counts)
+        return self.tile.default_budgets(device)
 
     def exact(self, shapes: Sequence[SegmentShape]) -> tuple[AxisKeys, Capacity]:
         """So many tiles."""
-        return self._keys, self._room(len(shapes))
+        return self._keys, self.tile.room(len(shapes))
 
     def sample(self, axis_keys: AxisKeys) -> Segment:
         """A tile of noise."""
-        width, height = self.family.tile_size
-        return self.segment(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+        return self.tile.sample()
 
     def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:
         """A row of bytes for each tile, in the order (y, x, channel)."""
-        width, height = self.family.tile_size
-        return {"pixels": TensorSpec(shape=(capacity.segments, height * width * 3), dtype="uint8")}
+        return self.tile.inputs(capacity)
 
     def fill(
-        self,
-        host: Mapping[str, np.ndarray],
-        segments: Sequence[Segment],
-        axis_keys: AxisKeys,
-        capacity: Capacity,
+        self, host: Mapping[str, np.ndarray], segments: Sequence[Segment], axis_keys: AxisKeys, capacity: Capacity
     ) -> int:
         """One tile after the other."""
-        for row, segment in enumerate(segments):
-            host["pixels"][row] = segment.patches_PC[0]
-        return len(segments)
+        return self.tile.fill(host, segments)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Released names and shapes of the vision part."""
@@ -214,6 +186,12 @@ class TileAdapter:
         return TileModel(self.family, weights, device, dtype)
 
 
+def refuse_layouts(name: str, encoder: EncoderConfig) -> None:
+    """Raise ConfigError for layouts, which tiles have none of."""
+    if encoder.layouts != ("packed",):
+        raise ConfigError(f"{name}: tiles have one size and one layout; leave out layouts {list(encoder.layouts)}")
+
+
 def cut_out(image: Image.Image, tiles: Sequence[Tile], resample: Image.Resampling) -> list[np.ndarray]:
     """Pixels `[height, width, 3]` of each tile; those of one resized picture share it."""
     pictures: dict[tuple[Box | None, tuple[Size, ...]], np.ndarray] = {}
@@ -225,13 +203,17 @@ def cut_out(image: Image.Image, tiles: Sequence[Tile], resample: Image.Resamplin
             for size in tile.resized:
                 resized = resized.resize(size, resample)
             pictures[source] = np.asarray(resized)
-        cuts.append(_cut(pictures[source], tile.corner, size_of(tile)))
+        cuts.append(_cut(pictures[source], tile))
     return cuts
 
 
-def _cut(picture: np.ndarray, corner: tuple[int, int], size: Size) -> np.ndarray:
-    """`size` pixels of `[height, width, 3]` from the corner on, black where there are none."""
-    (x, y), (width, height) = corner, size
-    cut = picture[y : y + height, x : x + width]
-    missing = height - cut.shape[0], width - cut.shape[1]
-    return np.pad(cut, ((0, missing[0]), (0, missing[1]), (0, 0))) if any(missing) else cut
+def _cut(picture: np.ndarray, tile: Tile) -> np.ndarray:
+    """The tile out of `[height, width, 3]`."""
+    (left, top), (width, height) = tile.corner, size_of(tile)
+    part = picture[max(top, 0) : top + height, max(left, 0) : left + width]
+    if part.shape[:2] == (height, width):
+        return part
+    canvas = np.empty((height, width, 3), np.uint8)
+    canvas[:] = tile.background
+    canvas[max(-top, 0) :, max(-left, 0) :][: part.shape[0], : part.shape[1]] = part
+    return canvas

@@ -7,6 +7,7 @@ image. Padded grids do not apply: tiles have one size, and nobody pads the other
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from encoder.adapters.base import EncoderModel, Segment
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.adapters.tiles import TileAdapter
+from encoder.adapters.views import ViewAdapter
 from encoder.arena import ArenaLayout
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
@@ -23,11 +25,11 @@ from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, Workload, ra
 from encoder.config import EncoderConfig
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
 from encoder.precision import resolve_dtype
-from encoder.towers.stock import GridModel, TileModel
+from encoder.towers.stock import GridModel, TileModel, ViewModel
 from encoder.types import SegmentShape
 from encoder.weights import obtain_tensors
 
-StockAdapter = TileAdapter | GridAdapter
+StockAdapter = TileAdapter | ViewAdapter | GridAdapter
 
 MIN_SEGMENTS = 200  # of a saturated run
 MOST_RATIO = 50  # of sides: some processors refuse strips
@@ -50,6 +52,8 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) ->
     with torch.inference_mode():
         if isinstance(adapter, TileAdapter):
             loops = {"eager, sdpa": EagerLoop(adapter, TileModel(adapter.family, weights, device, dtype), device)}
+        elif isinstance(adapter, ViewAdapter):
+            loops = {"eager, sdpa": EagerLoop(adapter, ViewModel(adapter.family, weights, device, dtype), device)}
         else:
             # Plain attention for images of one segment, FlashAttention 2 (on a GPU) for what has several.
             alone = GridModel(adapter.family, weights, device, dtype, "sdpa", ragged=False)
@@ -97,32 +101,48 @@ def _has_several(workload: Workload) -> bool:
 
 
 class EagerLoop:
-    """transformers' modules, eagerly, all segments of one image in a forward; host buffers are filled beforehand."""
+    """transformers' modules, eagerly, all segments of one image in a forward, or those of each view; host buffers are
+    filled beforehand."""
 
     def __init__(self, adapter: StockAdapter, model: EncoderModel, device: torch.device) -> None:
         self.adapter, self.model, self.device = adapter, model, device
-        self._prepared: dict[int, tuple[Sequence[Segment], Tensor]] = {}  # by an image's identity; kept alive
+        self._prepared: dict[int, tuple[Sequence[Segment], list[Tensor]]] = {}  # by an image's identity; kept alive
 
     @torch.inference_mode()
     def encode(self, image: Sequence[Segment]) -> Tensor:
         """Tokens `[T, E]` on the device."""
-        axis_keys, capacity = self.adapter.exact([segment.shape for segment in image])
-        layout = ArenaLayout.of(self.adapter.inputs(axis_keys, capacity))
+        runs = [
+            list(run) for _, run in groupby(image, key=lambda segment: self.adapter.axis_choices(segment.shape.grid))
+        ]
         if id(image) not in self._prepared:
-            host = torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-            self.adapter.fill(layout.arrays(host), image, axis_keys, capacity)
-            self._prepared[id(image)] = image, host
-        block = self._prepared[id(image)][1].to(self.device, non_blocking=True)
-        num_tokens = sum(segment.shape.num_tokens for segment in image)
-        return self.model.forward(layout.views(block), axis_keys, capacity)[:num_tokens]
+            self._prepared[id(image)] = image, [self._fill(run) for run in runs]
+        parts = [
+            self._run(run, host.to(self.device, non_blocking=True))
+            for run, host in zip(runs, self._prepared[id(image)][1], strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _fill(self, segments: Sequence[Segment]) -> Tensor:
+        axis_keys, capacity = self.adapter.exact([segment.shape for segment in segments])
+        layout = ArenaLayout.of(self.adapter.inputs(axis_keys, capacity))
+        host = torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        self.adapter.fill(layout.arrays(host), segments, axis_keys, capacity)
+        return host
+
+    def _run(self, segments: Sequence[Segment], block: Tensor) -> Tensor:
+        axis_keys, capacity = self.adapter.exact([segment.shape for segment in segments])
+        views = ArenaLayout.of(self.adapter.inputs(axis_keys, capacity)).views(block)
+        num_tokens = sum(segment.shape.num_tokens for segment in segments)
+        return self.model.forward(views, axis_keys, capacity)[:num_tokens]
 
     def flops_of(self) -> Callable[[Sequence[SegmentShape]], float]:
-        """What segments ask of the model: linear and quadratic in their patches, which two sizes determine."""
-        sample = self.adapter.sample((self.adapter.axes[0].keys[0],))
-        few = sample.shape.num_patches
-        first = self._count(sample)
-        if isinstance(self.adapter, TileAdapter):
-            return lambda shapes: len(shapes) * first
+        """What segments ask of the model: so much a tile, or linear and quadratic in their patches, which two sizes
+        determine."""
+        samples = [self.adapter.sample((key,)) for key in self.adapter.axes[0].keys]
+        if not isinstance(self.adapter, GridAdapter):
+            each = {sample.shape.grid: self._count(sample) for sample in samples}
+            return lambda shapes: sum(each[shape.grid] for shape in shapes)
+        few, first = samples[0].shape.num_patches, self._count(samples[0])
         double = self.adapter.sample((self.adapter.axes[0].keys[0],), scale=2)
         many, second = double.shape.num_patches, self._count(double)
         quadratic = (second / many - first / few) / (many - few)

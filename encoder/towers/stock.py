@@ -22,7 +22,9 @@ from encoder.types import AxisKeys, Capacity
 
 if TYPE_CHECKING:
     from encoder.adapters.grids import GridFamily
+    from encoder.adapters.tile_kind import Size
     from encoder.adapters.tiles import Pixels, TileFamily
+    from encoder.adapters.views import ViewFamily
 
 
 class StockFamily(Protocol):
@@ -102,6 +104,11 @@ class Normalise:
         """Any shape whose last dimension is the channel."""
         return bytes_C.mul(self.scale_C).add_(self.shift_C).to(self.dtype)
 
+    def tiles(self, rows_NC: Tensor, size: Size) -> Tensor:
+        """`[N, 3, H, W]` of tiles of this width and height, whose rows are (y, x, channel)."""
+        width, height = size
+        return self(rows_NC.view(-1, height, width, 3)).permute(0, 3, 1, 2).contiguous()
+
 
 class TileModel:
     """Dense tiles of one size through a family's modules. Implements `EncoderModel`."""
@@ -111,16 +118,33 @@ class TileModel:
     ) -> None:
         self._forward = family.bind(load_modules(family, weights, device, dtype))
         self._normalise = Normalise(family.pixels, device, dtype)
-        self._width, self._height = family.tile_size
+        self._size = family.tile_size
 
     def reserve(self, longest: int) -> None:
         """Nothing depends on lengths."""
 
     def forward(self, inputs: Mapping[str, Tensor], axis_keys: AxisKeys, capacity: Capacity) -> Tensor:
         """Tokens `[N * T, E]`."""
-        bytes_NHWC = inputs["pixels"].view(-1, self._height, self._width, 3)
-        pixels_NCHW = self._normalise(bytes_NHWC).permute(0, 3, 1, 2).contiguous()
-        return self._forward(pixels_NCHW).flatten(0, 1)
+        return self._forward(self._normalise.tiles(inputs["pixels"], self._size)).flatten(0, 1)
+
+
+class ViewModel:
+    """Dense tiles of the sizes of several views, one view a run. Implements `EncoderModel`."""
+
+    def __init__(
+        self, family: ViewFamily, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._forwards = family.bind(load_modules(family, weights, device, dtype))
+        self._sizes = {view: kind.size for view, kind in family.views.items()}
+        self._normalise = Normalise(family.pixels, device, dtype)
+
+    def reserve(self, longest: int) -> None:
+        """Nothing depends on lengths."""
+
+    def forward(self, inputs: Mapping[str, Tensor], axis_keys: AxisKeys, capacity: Capacity) -> Tensor:
+        """Tokens `[N * T, E]`."""
+        view = str(axis_keys[0])
+        return self._forwards[view](self._normalise.tiles(inputs["pixels"], self._sizes[view])).flatten(0, 1)
 
 
 class PatchEmbedding:

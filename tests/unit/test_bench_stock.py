@@ -8,10 +8,12 @@ import torch
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.adapters.tiles import TileAdapter
+from encoder.adapters.views import ViewAdapter
 from encoder.benchmark.stock import EagerLoop, make_workloads
 from encoder.config import EncoderConfig
+from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
-from encoder.towers.stock import GridModel, TileModel
+from encoder.towers.stock import GridModel, TileModel, ViewModel
 from encoder.weights import random_tensors
 
 
@@ -32,6 +34,19 @@ def test_the_loop_computes_the_tokens_that_we_do(model: str, ragged: bool) -> No
         for image in workload.images:
             ours, theirs = torch.cat(runner.encode(image)), loop.encode(image)
             assert (ours - theirs).norm() / ours.norm() < 1e-4
+
+
+@torch.inference_mode()
+def test_the_loop_runs_each_view_of_an_image() -> None:
+    config = EncoderConfig(model="tiny-deepseek-ocr-2", graphs=False)
+    adapter = load_adapter(config)
+    assert isinstance(adapter, ViewAdapter)
+    weights, device = random_tensors(adapter.weight_shapes(), config.seed), torch.device("cpu")
+    loop = EagerLoop(adapter, ViewModel(adapter.family, weights, device, torch.float32), device)
+    image = adapter.prepare(draw_picture(400, 800, 1))
+    assert {segment.shape.num_tokens for segment in image} == {144, 257}
+    ours, theirs = torch.cat(EncoderRunner.from_config(config, "cpu").encode(image)), loop.encode(image)
+    assert (ours - theirs).norm() / ours.norm() < 1e-4
 
 
 @torch.inference_mode()

@@ -23,6 +23,7 @@ from PIL import Image
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.adapters.tiles import TileAdapter
+from encoder.adapters.views import ViewAdapter
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
@@ -32,7 +33,6 @@ from encoder.runner import EncoderRunner
 from encoder.towers import stock_attention
 from encoder.weights import load_tensors
 
-SIZES = [(200, 120), (90, 200), (31, 47), (64, 64)]
 TOLERANCE = 1e-4
 
 
@@ -76,8 +76,8 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def pictures() -> list[Image.Image]:
-    return [draw_picture(width, height, seed) for seed, (width, height) in enumerate(SIZES)]
+def pictures(reference: Reference) -> list[Image.Image]:
+    return [draw_picture(width, height, seed) for seed, (width, height) in enumerate(reference.case.sizes)]
 
 
 def test_tokens_equal_transformers(reference: Reference, pictures: list[Image.Image]) -> None:
@@ -85,6 +85,8 @@ def test_tokens_equal_transformers(reference: Reference, pictures: list[Image.Im
     config = EncoderConfig(model=str(reference.snapshot), output=reference.case.output)
     if isinstance(load_adapter(config), GridAdapter):
         config = config.model_copy(update={"token_budgets": (4, 16, 64)})
+    if isinstance(load_adapter(config), ViewAdapter):
+        config = config.model_copy(update={"token_budgets": (257,)})
     runner = EncoderRunner.from_config(config, "cpu")
     runner.capture()
     eager = EncoderRunner.from_config(config.model_copy(update={"graphs": False}), "cpu")
@@ -145,7 +147,7 @@ def test_forward_reads_no_value(preset: str, output: str, monkeypatch: pytest.Mo
         stock_attention, "cross_attention", lambda backend, q, k, v, offsets, *sizes: q.expand(len(offsets) - 1, -1)
     )
     adapter: Any = load_adapter(EncoderConfig.model_validate({"model": preset, "output": output}))
-    if not isinstance(adapter, TileAdapter | GridAdapter):
+    if not isinstance(adapter, TileAdapter | GridAdapter | ViewAdapter):
         pytest.skip("runs on our own blocks")
     meta = torch.device("meta")
     weights = {name: torch.empty(shape, device=meta) for name, shape in adapter.weight_shapes().items()}

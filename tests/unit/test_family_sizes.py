@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
+import transformers
 from released import functions_of, random_sizes, rule_of
 from transformers.image_utils import SizeDict
 
 from encoder.adapters.kimi_k25 import KimiK25
 from encoder.adapters.lfm2_vl import Lfm2VL
 from encoder.adapters.llama4 import Llama4
-from encoder.adapters.registry import resolve_model
+from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.config import EncoderConfig
+from encoder.media import MediaHeader
 
 
 def test_llama4_chooses_the_canvas_that_transformers_chooses() -> None:
@@ -56,3 +62,35 @@ def test_kimi_resizes_as_transformers_does() -> None:
         (tile,) = family.cut(width, height)
         resized, padded = theirs(height, width, **limits)
         assert (tile.resized, tile.size) == ((resized[::-1],), padded[::-1])
+
+
+def test_deepseek_ocr2_cuts_views_as_transformers_does() -> None:
+    """Its processor runs without torchvision, but makes megabytes of each image: here its rules alone."""
+    processor = transformers.DeepseekOcr2ImageProcessorPil()
+    canvas = functions_of(
+        "deepseek_ocr2/image_processing_pil_deepseek_ocr2.py",
+        {"get_optimal_tiled_canvas", "get_all_supported_aspect_ratios"},
+    )["get_optimal_tiled_canvas"]
+    adapter: Any = load_adapter(EncoderConfig(model="random-deepseek-ocr-2"))
+    split = 0
+    for width, height in random_sizes(200):
+        *local, (view, whole) = adapter.family.cut(width, height)
+        if max(width, height) > 768:
+            columns, rows = canvas((height, width), (768, 768), 2, 6)
+            assert [(view, tile.resized) for view, tile in local] == [("local", ((columns * 768, rows * 768),))] * (
+                columns * rows
+            )
+            split += 1
+        else:
+            assert not local
+        ((new_width, new_height),) = whole.resized
+        picture = np.ones((3, new_height, new_width), np.uint8)
+        padded = processor.pad_to_square(picture, [127, 127, 127])
+        left, top = (-start for start in whole.corner)
+        assert view == "global"
+        assert padded.shape == (3, 1024, 1024)
+        assert (padded[:, top : top + new_height, left : left + new_width] == 1).all()
+        assert (padded == 127).sum() == padded.size - picture.size
+        shape = adapter.probe(MediaHeader(width=width, height=height))
+        assert shape.num_tokens == 144 * len(local) + 257
+    assert split > 40

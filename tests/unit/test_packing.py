@@ -136,3 +136,10 @@ def test_replays_that_slow_down_do_not_make_eager_look_faster() -> None:
 def test_without_graphs_everything_runs_eagerly() -> None:
     replay = plan_replay([measure((1, 2, 2))] * 3, table([]), eager_patches=8)
     assert (replay.key, replay.reason, replay.taken) == (None, MissReason.GRAPHS_OFF, (0, 1))
+
+
+def test_eager_runs_join_what_has_the_same_axis_keys() -> None:
+    """An encoder of two paths has no run that holds both."""
+    shapes = [measure((1, 8, 2)), measure((1, 2, 2)), measure((1, 9, 2)), measure((1, 3, 2))]
+    assert plan_replay(shapes, table([]), eager_patches=100).taken == (0, 2)
+    assert plan_replay(shapes[1:], table([]), eager_patches=100).taken == (0, 2)
