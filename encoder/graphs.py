@@ -233,8 +233,9 @@ class GraphSet:
         return run_ms(graph.replay, self._device)
 
     def _clear_cache(self) -> None:
-        gc.collect()  # takes tens of milliseconds: not between replays of traffic
-        self._release_memory()
+        if self._device.type == "cuda":
+            gc.collect()  # takes tens to hundreds of milliseconds: not between replays of traffic
+            self._release_memory()
 
     def _release_memory(self) -> None:
         if self._device.type == "cuda":
