@@ -81,7 +81,11 @@ class Batcher:
         self.max_ready_patches = max_ready_patches
         self.batch_patience_s = batch_patience_s
         self._now_s = now_s
-        self._changed = threading.Condition()
+        # One lock; a thread sleeps on what concerns it, or every item would wake all of them.
+        self._lock = threading.Lock()
+        self._decodable = threading.Condition(self._lock)  # the decoding threads: something to decode, or room
+        self._runnable = threading.Condition(self._lock)  # the GPU thread: a segment
+        self._freed = threading.Condition(self._lock)  # a clip's next part, and `wait_empty`: room, or a settled item
         self._undecoded: Line[Undecoded] = Line()
         self._waiting: Line[Waiting] = Line()
         self._ready_patches = dict.fromkeys(Priority, 0)
@@ -116,7 +120,7 @@ class Batcher:
 
         See `workers.admission` for what fits.
         """
-        with self._changed:
+        with self._lock:
             if self._closed is not None:
                 raise self._closed
             total = Load(self.backlog_ms, self.backlog_bytes)
@@ -142,7 +146,7 @@ class Batcher:
 
     def release(self, job: Job) -> None:
         """Forget an item that is settled."""
-        with self._changed:
+        with self._lock:
             jobs = self._admitted[job.priority]
             if job in jobs:
                 del jobs[job]
@@ -151,27 +155,27 @@ class Batcher:
                 self._loads[job.priority] = (
                     Load(load.ms - job.cost_ms, load.num_bytes - job.num_bytes) if jobs else Load(0.0, 0)
                 )
-            self._changed.notify_all()
+            self._freed.notify_all()
 
     # --- to be decoded -------------------------------------------------------------------------------------------
 
     def decode_later(self, job: Job, decode: Callable[[], None]) -> None:
         """Queue an admitted item's decoding, which ends in `push` or in the job's failure."""
-        with self._changed:
+        with self._lock:
             if not self.aborted:
                 self._undecoded.append(Undecoded(job, decode))
-                self._changed.notify_all()
+                self._decodable.notify()
 
     def next_decode(self) -> Callable[[], None] | None:
         """What to decode next, as soon as there is something and room for it; None once aborted.
 
         Decoding pauses while too much decoded work waits; a quarter of the room is each priority's own.
         """
-        with self._changed:
+        with self._lock:
             while not self.aborted:
                 entry = self._undecoded.pop([priority for priority in Priority if self._has_room(priority)])
                 if entry is None:
-                    self._changed.wait()
+                    self._decodable.wait()
                 elif not entry.job.settled:
                     return entry.decode
             return None
@@ -188,9 +192,9 @@ class Batcher:
         An item may come in parts: `first` counts the segments of the parts before this one, `num_segments` those of
         the whole item. All but the first part wait here for room: the decoding of a long clip pauses.
         """
-        with self._changed:
+        with self._lock:
             if first:
-                self._changed.wait_for(lambda: job.settled or self.aborted or self._has_room(job.priority))
+                self._freed.wait_for(lambda: job.settled or self.aborted or self._has_room(job.priority))
             if job.settled or self.aborted:
                 return
             if first == 0:
@@ -200,20 +204,25 @@ class Batcher:
                 waiting = Waiting(job, index, segment)
                 self._waiting.append(waiting)
                 self._weigh(waiting, 1)
-            self._changed.notify_all()
+            self._runnable.notify()
 
     def _weigh(self, waiting: Waiting, sign: int) -> None:
-        """Count a segment that comes (1) or leaves (-1)."""
+        """Count a segment that comes (1) or leaves (-1). One that leaves makes room for more to be decoded."""
         self._ready_patches[waiting.priority] += sign * waiting.segment.shape.num_patches
         self._ready_bytes[waiting.priority] += sign * waiting.segment.patches_PC.nbytes
+
+    def _tell_of_room(self) -> None:
+        if len(self._undecoded):
+            self._decodable.notify_all()
+        self._freed.notify_all()
 
     # --- to be run -----------------------------------------------------------------------------------------------
 
     def take(self, plan: Plan, *, wait_s: float) -> Batch | None:
         """The next replay, as `plan` forms it from what waits, or None when nothing came within `wait_s`."""
-        with self._changed:
+        with self._lock:
             if wait_s > 0:
-                self._changed.wait_for(lambda: len(self._waiting) or self.aborted, timeout=wait_s)
+                self._runnable.wait_for(lambda: len(self._waiting) or self.aborted, timeout=wait_s)
             window, expired = self._pop_window()
         for job in expired:
             job.fail(DeadlineError("its deadline passed while it waited in the worker's queue"))
@@ -224,11 +233,11 @@ class Batcher:
         assert replay.taken, "a plan takes at least one segment"
         taken = set(replay.taken)
         entries = tuple(window[index] for index in replay.taken)
-        with self._changed:
+        with self._lock:
             self._waiting.put_back([waiting for index, waiting in enumerate(window) if index not in taken])
             for entry in entries:
                 self._weigh(entry, -1)
-            self._changed.notify_all()
+            self._tell_of_room()
         return Batch(replay, entries)
 
     def _pop_window(self) -> tuple[list[Waiting], list[Job]]:
@@ -245,20 +254,19 @@ class Batcher:
                 expired[job] = None
             if job.settled or job in expired:
                 self._weigh(waiting, -1)
-                self._changed.notify_all()
+                self._tell_of_room()
             else:
                 window.append(waiting)
         return window, list(expired)
 
     def close(self, reason: str = "the worker is draining") -> None:
         """Admit nothing more; what is admitted goes on."""
-        with self._changed:
+        with self._lock:
             self._closed = PoolClosedError(reason)
-            self._changed.notify_all()
 
     def abort(self, error: EncoderPoolError) -> None:
         """Close, and settle everything that is left with this error."""
-        with self._changed:
+        with self._lock:
             self._closed = error
             self.aborted = True
             left = [job for jobs in self._admitted.values() for job in jobs]
@@ -266,11 +274,12 @@ class Batcher:
             self._waiting.clear()
             self._ready_patches = dict.fromkeys(Priority, 0)
             self._ready_bytes = dict.fromkeys(Priority, 0)
-            self._changed.notify_all()
+            for threads in (self._decodable, self._runnable, self._freed):
+                threads.notify_all()
         for job in left:
             job.fail(error)
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Wait until every admitted item is settled."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self.num_admitted, timeout=timeout_s)
+        with self._lock:
+            return self._freed.wait_for(lambda: not self.num_admitted, timeout=timeout_s)

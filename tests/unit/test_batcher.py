@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import Clock, fake_adapter
+from fakes import Clock, fake_adapter, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -196,6 +196,31 @@ def test_a_decoding_thread_ends_with_the_queue() -> None:
     batcher.abort(WorkerLostError("gone"))
     thread.join(5)
     assert not thread.is_alive()
+
+
+def test_an_item_wakes_one_decoding_thread_and_not_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = make_batcher()
+    looks = []
+    pop = batcher._undecoded.pop
+    monkeypatch.setattr(batcher._undecoded, "pop", lambda among: looks.append(1) or pop(among))
+
+    def decode_for_ever() -> None:
+        while (decode := batcher.next_decode()) is not None:
+            decode()
+
+    threads = [threading.Thread(target=decode_for_ever, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(looks) == 8)
+    job = admitted(batcher)
+    batcher.decode_later(job, lambda: batcher.push(job, segments(4)))
+    run(batcher.take(oldest(1), wait_s=5))
+    assert job.settled
+    until(lambda: len(looks) == 10)  # it took the item, then looked again
+    batcher.abort(WorkerLostError("gone"))
+    for thread in threads:
+        thread.join(5)
+    assert len(looks) == 10
 
 
 def test_take_wakes_up_when_a_segment_arrives() -> None:
