@@ -40,6 +40,7 @@ class EagerCost:
 
     base_ms: float
     ms_per_patch: float
+    measured: bool = True  # False: guessed from one run; no eager run replaces a slower replay by such a guess
 
     def predict_ms(self, num_patches: int) -> float:
         """Milliseconds for segments of so many patches together."""

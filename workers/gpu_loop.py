@@ -82,7 +82,7 @@ class GpuLoop:
         self.changer = GraphChanger(
             runner, limit_bytes=None if limit_gib is None else int(limit_gib * 2**30), now_s=now_s
         )
-        self._probed = EagerCost(base_ms=0.0, ms_per_patch=0.0)  # what eager runs take where the runner can't tell
+        self._probed = EagerCost(base_ms=0.0, ms_per_patch=0.0, measured=False)  # where the runner can't tell
         self._config = config
         self._batcher = batcher
         self._now_s = now_s

@@ -180,6 +180,7 @@ class WorkerReport:
     eager_ms_per_patch: float  # predicted, for work that no graph here takes
     failed_graphs: tuple[tuple[GraphKey, str], ...] = ()  # that could not be captured at the start, and why
     eager_base_ms: float = 0.0  # of an eager run, beside that
+    eager_measured: bool = True  # False: both are a guess, and what a graph holds is replayed whatever it takes
     known_graphs: tuple[GraphView, ...] = ()  # every graph captured since the start, held or not
     graph_bytes: int = 0  # memory that the graphs take together
     graph_limit_bytes: int = 0  # and may take

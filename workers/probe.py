@@ -22,7 +22,7 @@ ALONE = Replay(key=None, taken=())  # an eager run that no plan asked for
 
 
 def probe(runner: EncoderRunner) -> EagerCost:
-    """Encode a picture by graph and eagerly, on the thread that owns the runner; what the eager run took.
+    """Encode a picture by graph and eagerly, on the thread that owns the runner; a guess at eager costs.
 
     Raises WorkerStartError when what comes back is not what was promised, or not finite.
     """
@@ -45,7 +45,7 @@ def probe(runner: EncoderRunner) -> EagerCost:
                 f"{int((~torch.isfinite(tokens_TE)).sum())} numbers that are not finite "
                 f"({'eagerly' if replay.key is None else replay.key})"
             )
-    return EagerCost(base_ms=0.0, ms_per_patch=took_ms / first[0].shape.num_patches)
+    return EagerCost(base_ms=0.0, ms_per_patch=took_ms / first[0].shape.num_patches, measured=False)
 
 
 def probe_picture() -> bytes:

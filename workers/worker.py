@@ -165,6 +165,7 @@ class EncoderWorker:
             graphs=() if gpu is None else gpu.graphs,
             eager_ms_per_patch=0.0 if gpu is None else gpu.holdings.eager.ms_per_patch,
             eager_base_ms=0.0 if gpu is None else gpu.holdings.eager.base_ms,
+            eager_measured=gpu is not None and gpu.holdings.eager.measured,
             known_graphs=() if gpu is None else gpu.holdings.known,
             graph_bytes=0 if gpu is None else gpu.holdings.used_bytes,
             graph_limit_bytes=0 if gpu is None else gpu.holdings.limit_bytes,

@@ -72,9 +72,9 @@ class Prices:
     """Prices of kinds of items, in ms at speed 1, on any set of the candidates.
 
     A segment goes home to the tightest axis keys that a held graph lets it into, as packing does, and there to the
-    cheapest budget, or runs eagerly if that costs clearly less. An item that finds its worker busy (a share `busy` of
-    them, as arrivals at random see it) rides in a full replay and pays for the room it takes; one that finds it idle
-    pays for whole replays of its own, padding included.
+    cheapest budget, or runs eagerly if that was measured and costs clearly less. An item that finds its worker busy (a
+    share `busy` of them, as arrivals at random see it) rides in a full replay and pays for the room it takes; one that
+    finds it idle pays for whole replays of its own, padding included.
     """
 
     def __init__(
@@ -143,6 +143,9 @@ class Prices:
         replays_RK = busy * share_RK + (1 - busy) * np.ceil(share_IK - 1e-9)[self.kind_R] * part_RK
         self.price_RK = replays_RK * self._cost_K
         self.run_RK = replays_RK * room_CK[0]
+        if not eager.measured:  # such workers replay all that a graph holds, however slow it is
+            dearest_R = np.where(self.holds_RK, self.price_RK, 0.0).max(axis=1, initial=0.0)
+            self.eager_R = np.maximum(self.eager_R, dearest_R / EAGER_MARGIN)
 
     def _infer_busy(self, total_speed: float) -> float:
         """Share of time that workers are at work, if every segment had the cheapest graph and replays were full."""

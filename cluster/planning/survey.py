@@ -111,7 +111,11 @@ def survey(
             for report in reports
         ),
         current=current,
-        eager=EagerCost(base_ms=reference.eager_base_ms, ms_per_patch=reference.eager_ms_per_patch),
+        eager=EagerCost(
+            base_ms=reference.eager_base_ms,
+            ms_per_patch=reference.eager_ms_per_patch,
+            measured=reference.eager_measured,
+        ),
         encoders={report.worker_id: report.encoder for report in reports},
         capture_ms=max((report.capture_ms for report in reports), default=0.0)
         or 8 * statistics.fmean([view.cost_ms for view in known.values()] or [0.0]),  # it runs a graph about so often

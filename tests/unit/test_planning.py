@@ -58,10 +58,11 @@ def planned(
     *,
     busy: float | None = 1.0,
     current: Mapping[str, Sequence[GraphKey]] | None = None,
+    eager: EagerCost = EAGER,
 ) -> Plan:
     return plan(
         traffic, candidates, workers,
-        axis_choices=axis_choices, measure=measure, eager=EAGER, busy=busy, current=current,
+        axis_choices=axis_choices, measure=measure, eager=eager, busy=busy, current=current,
     )  # fmt: skip
 
 
@@ -230,6 +231,20 @@ def test_small_graphs_are_held_for_items_that_come_alone_and_large_ones_for_a_bu
     for busy, budget in ((0.0, TOKENS), (1.0, 16 * TOKENS)):
         proposed = planned({(SQUARE,): 10.0}, candidates, rooms(100), busy=busy)
         assert [key.token_budget for key in proposed.sets()["w0"]] == [budget]
+
+
+def test_eager_runs_that_nobody_measured_replace_no_replay() -> None:
+    """Workers replay what their graphs hold, however cheap a guess makes eager runs: there a fitting graph pays."""
+    small, large = (candidate("packed", n, cost_ms=24.0 * n) for n in (1, 8))
+    for measured, then in ((True, set()), (False, {small.key})):
+        eager = EagerCost(base_ms=0.0, ms_per_patch=0.02, measured=measured)  # 20.5 ms a square
+        proposed = planned(
+            {(SQUARE,): 2.0}, [small, large], rooms(1000), busy=0.1, current={"w0": [large.key]}, eager=eager
+        )
+        assert proposed.current is not None
+        assert proposed.current.hit_rate == (0.0 if measured else 1.0)
+        assert {*proposed.sets()["w0"]} - {large.key} == then
+        assert proposed.forecast.ms_per_s == pytest.approx(2.0 * (20.48 if measured else 24.0))
 
 
 def test_no_traffic_and_no_candidates_plan_nothing() -> None:

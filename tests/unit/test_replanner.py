@@ -43,6 +43,8 @@ class SimulatedFleet:
     clock: Clock
     kinds: Kinds
     limit_bytes: int = 1 << 40
+    eager_base_ms: float = 5.0
+    eager_measured: bool = True
     speeds: dict[str, float] = field(default_factory=dict)
     broken_budgets: set[int] = field(default_factory=set)
     states: dict[str, WorkerState] = field(default_factory=dict)
@@ -76,7 +78,8 @@ class SimulatedFleet:
             encoder=LOCAL,
             device="cuda:0",
             eager_ms_per_patch=0.0025 / speed,
-            eager_base_ms=5.0 / speed,
+            eager_base_ms=self.eager_base_ms / speed,
+            eager_measured=self.eager_measured,
             graph_limit_bytes=self.limit_bytes,
             graph_change=self.changes.get(worker_id),
             capture_ms=200.0,
@@ -141,6 +144,15 @@ def test_traffic_that_stays_as_it_is_changes_nothing_more() -> None:
         made.tick()
     assert len(fleet.log) == 4
     assert made.note.startswith("kept")
+
+
+def test_workers_that_never_measured_eager_runs_are_given_the_graph_that_fits() -> None:
+    """By a cheap guess all their items seem to run eagerly; in truth they ride in a graph nine times too large."""
+    fleet = fleet_of([576], kinds={SINGLE: 2000.0}, eager_base_ms=0.0)
+    run(kept := replanner(fleet), fleet, lambda: kept.note.startswith("kept"))
+    fleet.eager_measured = False
+    run(made := replanner(fleet), fleet, lambda: made.num_changes == 1)
+    assert 64 in fleet.held["w0"]
 
 
 def test_what_does_not_fit_beside_the_planned_graphs_goes() -> None:

@@ -16,6 +16,7 @@ from cluster.lifecycle.stats import PoolStats
 from encoder.config import EncoderConfig
 from encoder.errors import WorkerLostError
 from encoder.graphs import CaptureReport
+from encoder.packing import EagerCost
 from workers.config import WorkerConfig
 from workers.messages import ErrorNote, WorkerState
 from workers.worker import EncoderWorker
@@ -245,6 +246,14 @@ def test_costs_that_moved_are_reported(start_worker: StartWorker) -> None:
     assert [view.cost_ms for view in worker.report().graphs] == [10]
     clock.now += 6
     until(lambda: [view.cost_ms for view in worker.report().graphs] == [15])
+
+
+def test_a_report_says_whether_eager_runs_were_measured(start_worker: StartWorker) -> None:
+    assert not start_worker(FakeRunner()).report().eager_measured  # the probe picture's one run is a guess
+    runner = FakeRunner()
+    runner.eager = EagerCost(base_ms=5.0, ms_per_patch=0.1)
+    report = start_worker(runner).report()
+    assert (report.eager_measured, report.eager_ms_per_patch) == (True, 0.1)
 
 
 def test_many_callers_get_their_own_results(start_worker: StartWorker, settled: list[int]) -> None:
