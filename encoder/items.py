@@ -35,7 +35,7 @@ def prepare_item(data: bytes, adapter: EncoderAdapter, config: EncoderConfig) ->
     taker = _taker(adapter)
     header = probe_video(data, max_pixels=config.max_pixels, limits=config.video)
     part: list[Segment] = []
-    for segment in taker.prepare_video(Video(data, header)):
+    for segment in taker.prepare_video(Video(data, header, max_pixels=config.max_pixels)):
         part.append(segment)
         if sum(segment.shape.num_patches for segment in part) >= PART_PATCHES:
             yield part

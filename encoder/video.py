@@ -25,6 +25,9 @@ FORMATS = "MP4, QuickTime, Matroska, WebM, AVI or MPEG"
 SUFFIXES = frozenset(".mp4 .m4v .mov .webm .mkv .avi .mpg .mpeg .flv .wmv .3gp .ogv".split())  # noqa: SIM905
 """File name endings of videos we read, in lower case."""
 
+MAX_PIXELS = 2**27
+"""Of a frame, where nobody says less."""
+
 SLACK_S = 1.0
 """A clip may end so much earlier than its index says: its last frame stands in. Beyond that it is damaged."""
 
@@ -53,7 +56,8 @@ def probe_video(data: bytes, *, max_pixels: int, limits: VideoConfig) -> MediaHe
             f"video file has {len(data)} bytes, the limit is {limits.max_bytes}; "
             f"cut it or raise encoder.video.max_bytes"
         )
-    with _opened(data) as (container, stream):
+    with _opened(data, max_pixels) as (container, stream):
+        _check_pixels(stream.width, stream.height, max_pixels)  # before a frame is decoded, which may be huge
         first, num_frames = _first_and_count(container, stream)
         if first is None:
             raise BadMediaError(f"video file of {len(data)} bytes has no frames; it is damaged or empty: send it again")
@@ -64,11 +68,7 @@ def probe_video(data: bytes, *, max_pixels: int, limits: VideoConfig) -> MediaHe
     width, height = first.width, first.height
     if _quarter_turns(first) % 180:
         width, height = height, width
-    if width * height > max_pixels:
-        raise MediaTooLargeError(
-            f"video of {width}x{height} has {width * height} pixels a frame, the limit is {max_pixels}; "
-            f"send it smaller or raise encoder.max_pixels"
-        )
+    _check_pixels(width, height, max_pixels)
     if num_frames / frames_per_s > limits.max_duration_s:
         raise MediaTooLargeError(
             f"video lasts {num_frames / frames_per_s:.0f} s, the limit is {limits.max_duration_s:g}; "
@@ -84,13 +84,21 @@ def probe_video(data: bytes, *, max_pixels: int, limits: VideoConfig) -> MediaHe
     )
 
 
+def _check_pixels(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise MediaTooLargeError(
+            f"video of {width}x{height} has {width * height} pixels a frame, the limit is {max_pixels}; "
+            f"send it smaller or raise encoder.max_pixels"
+        )
+
+
 class Video:
     """A clip to be read frame by frame."""
 
-    def __init__(self, data: bytes, header: MediaHeader) -> None:
-        """`header` is what `probe_video` said of these bytes."""
+    def __init__(self, data: bytes, header: MediaHeader, *, max_pixels: int = MAX_PIXELS) -> None:
+        """`header` is what `probe_video` said of these bytes; frames that grow beyond `max_pixels` are damage."""
         self.header = header
-        self._data = data
+        self._data, self._max_pixels = data, max_pixels
 
     def frames(self, numbers: Sequence[int]) -> Iterator[Image.Image]:
         """The frames of these numbers, which never fall; one at a time, each decoded when it is asked for.
@@ -100,7 +108,7 @@ class Video:
         wanted = deque(numbers)
         picture: Image.Image | None = None
         number = -1
-        with _opened(self._data) as (container, stream):
+        with _opened(self._data, self._max_pixels) as (container, stream):
             stream.thread_type = "AUTO"
             for number, frame in enumerate(container.decode(stream)):
                 if number == wanted[0]:
@@ -120,17 +128,26 @@ class Video:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[tuple[Any, Any]]:
-    """The container and its first stream of moving pictures; what FFmpeg stumbles over becomes a BadMediaError."""
+def _opened(data: bytes, max_pixels: int) -> Iterator[tuple[Any, Any]]:
+    """The container and its first stream of moving pictures; what FFmpeg stumbles over becomes a BadMediaError.
+
+    No frame of more pixels is decoded, not even where FFmpeg looks for a stream's properties.
+    """
     try:
         import av
     except ImportError as error:
         raise ConfigError("videos are read by PyAV, which is not installed; pip install 'encpool[video]'") from error
     try:
-        with av.open(BytesIO(data), metadata_errors="ignore") as container:
+        bound = {"max_pixels": str(max_pixels)}
+        with av.open(BytesIO(data), metadata_errors="ignore", options=bound) as container:
             streams = [stream for stream in container.streams.video if not _is_cover(stream)]
             if not streams:
                 raise BadMediaError(f"file of {len(data)} bytes has no moving pictures in it; send a video")
+            if streams[0].codec_context is None:
+                raise BadMediaError(
+                    f"video file of {len(data)} bytes has a codec that FFmpeg does not know; send H.264"
+                )
+            streams[0].codec_context.options = bound
             yield container, streams[0]
     except (av.FFmpegError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import av
 import numpy as np
+
+INTERLACED = 0x40000 | 0x20000000
+"""Flags of FFmpeg's encoders: fields in motion estimation and in DCTs."""
 
 
 def make_clip(
@@ -16,19 +20,30 @@ def make_clip(
     codec: str = "libx264",
     container: str = "mp4",
     rotation: int | None = None,
+    pixels: str = "yuv420p",
+    times: Sequence[int] | None = None,
+    interlaced: bool = False,
 ) -> bytes:
-    """A clip whose frames are grey, 4 brighter from one to the next (modulo 256), with a white square at the left."""
+    """A clip whose frames are grey, 4 brighter from one to the next (modulo 256), with a white square at the left.
+
+    `times` of the frames, in frames at `fps`, make its rate vary.
+    """
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as output:
         stream = output.add_stream(codec, rate=fps)
         stream.width, stream.height = size
-        stream.pix_fmt = "yuv420p"
+        stream.pix_fmt = pixels
+        if interlaced:
+            stream.codec_context.flags |= INTERLACED
         if rotation is not None:
             stream.set_display_rotation(rotation)
         for number in range(num_frames):
-            pixels = np.full((size[1], size[0], 3), brightness(number), np.uint8)
-            pixels[: size[1] // 2, : size[0] // 4] = 255
-            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
+            picture = np.full((size[1], size[0], 3), brightness(number), np.uint8)
+            picture[: size[1] // 2, : size[0] // 4] = 255
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            if times is not None:
+                frame.pts = times[number]
+            for packet in stream.encode(frame):
                 output.mux(packet)
         for packet in stream.encode():
             output.mux(packet)
@@ -38,3 +53,18 @@ def make_clip(
 def brightness(number: int) -> int:
     """Of a frame's grey."""
     return number * 4 % 256
+
+
+def make_sound() -> bytes:
+    """An MP4 of a second of silence, without pictures."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as output:
+        stream = output.add_stream("aac", rate=8000, layout="mono")
+        for start in range(0, 8000, 1000):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1000), np.float32), format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 8000, start
+            for packet in stream.encode(frame):
+                output.mux(packet)
+        for packet in stream.encode():
+            output.mux(packet)
+    return buffer.getvalue()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
-from clips import brightness, make_clip
+from clips import brightness, make_clip, make_sound
 from PIL import Image
 
+from encoder import video
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig, VideoConfig
 from encoder.errors import BadMediaError, ConfigError, EncoderPoolError, MediaTooLargeError
@@ -51,6 +53,42 @@ def test_the_wanted_frames_of_every_kind_of_file_come_in_order(kind: str) -> Non
     assert greys(data, numbers) == pytest.approx([brightness(number) for number in numbers], abs=6)
 
 
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "one frame": {"num_frames": 1},
+    "odd sides": {"size": (321, 243), "pixels": "yuv444p"},
+    "ten bits": {"pixels": "yuv420p10le"},
+    "grey": {"codec": "ffv1", "container": "matroska", "pixels": "gray"},
+    "sixteen bits": {"codec": "ffv1", "container": "matroska", "pixels": "gray16le"},
+    "alpha": {"codec": "png", "container": "mov", "pixels": "rgba"},
+    "interlaced": {"codec": "mpeg2video", "container": "mpeg", "interlaced": True},
+    "varying rate": {"times": [0, 1, 2, 30, 31, 90, 91, 92, 120, 300]},
+    "one a second": {"fps": 1},
+    "a thousand a second": {"fps": 1000},
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_frames_of_unusual_clips_are_all_there(kind: str) -> None:
+    """By number, whatever their times; and in each family's segments, as promised."""
+    options = {"num_frames": 10, "size": (64, 48)} | UNUSUAL[kind]
+    data = make_clip(**options)
+    header = probe(data)
+    assert (header.num_frames, header.width, header.height) == (options["num_frames"], *options["size"])
+    wanted = [brightness(number) for number in range(header.num_frames)]
+    assert greys(data, list(range(header.num_frames))) == pytest.approx(wanted, abs=6)
+    for model in ("tiny-qwen2.5-vl", "tiny-minicpmv-4.5", "tiny-kimi-k2.5", "tiny-smolvlm"):
+        config = EncoderConfig(model=model)
+        adapter = load_adapter(config)
+        _, shape = probe_item(data, adapter, config)
+        segments = [segment for part in prepare_item(data, adapter, config) for segment in part]
+        assert tuple(segment.shape.grid for segment in segments) == shape.grids
+
+
+def test_two_frames_that_lie_hours_apart_are_a_long_clip() -> None:
+    with pytest.raises(MediaTooLargeError, match="video lasts 7200 s, the limit is 3600"):
+        probe(make_clip(3, (64, 48), codec="mjpeg", pixels="yuvj420p", times=[0, 1, 30 * 7200]))
+
+
 def test_a_clip_that_lies_on_its_side_is_set_upright() -> None:
     data = make_clip(4, rotation=90)
     header = probe(data)
@@ -77,8 +115,10 @@ def test_pictures_are_no_videos() -> None:
         (make_clip(50)[:100], "cannot be decoded"),
         (b"\x00\x00\x00\x18ftypmp42" + b"\x07" * 500, "cannot be decoded"),
         (make_clip(60, container="matroska")[:900], r"cannot be decoded|has no frames|no moving pictures"),
+        (make_clip(5).replace(b"avc1", b"zzzz"), "has a codec that FFmpeg does not know"),
+        (make_sound(), "has no moving pictures in it; send a video"),
     ],
-    ids=["no frames", "half", "head", "noise", "no first frame"],
+    ids=["no frames", "half", "head", "noise", "no first frame", "unknown codec", "sound alone"],
 )
 def test_broken_files_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(BadMediaError, match=message):
@@ -122,6 +162,19 @@ def test_a_clip_that_ends_early_repeats_its_last_frame_or_is_refused() -> None:
 def test_limits_hold(limits: dict[str, int], message: str) -> None:
     with pytest.raises(MediaTooLargeError, match=message):
         probe(make_clip(60), **limits)
+
+
+def test_frames_over_the_limit_are_never_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the header, nor when a clip's later frames are larger than its header said."""
+    data = make_clip(3, (640, 480))
+    decoded: list[object] = []
+    monkeypatch.setattr(video, "_first_and_count", lambda *arguments: decoded.append(arguments))
+    with pytest.raises(MediaTooLargeError, match="video of 640x480 has 307200 pixels a frame"):
+        probe(data, max_pixels=1000)
+    assert not decoded
+    small = MediaHeader(width=64, height=48, num_frames=3, frames_per_s=30)
+    with pytest.raises(BadMediaError, match="cannot be decoded"):
+        list(Video(data, small, max_pixels=1000).frames([0]))
 
 
 def test_without_pyav_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
