@@ -124,7 +124,7 @@ class EncoderPool:
         try:
             groups = crew.settle()
             router = crew.start_router()
-            supervisor = Supervisor(config, groups, crew, hooks=replanning(config, groups, name, router))
+            supervisor = Supervisor(config, groups, crew, replanning(config, groups, name, router))
             supervisor.start(started_s + config.start_timeout_s)
             thread = threading.Thread(target=supervisor.run, name=f"{name}-supervisor", daemon=True)
             thread.start()

@@ -127,6 +127,7 @@ class TracedItem:
     """An item that was encoded, for a trace of the pool's traffic."""
 
     time_s: float  # since the epoch
+    model: str  # as its adapter names it
     grids: tuple[Grid, ...]
     graphs: tuple[str, ...]  # graph keys that its segments ran in
     misses: tuple[str, ...]  # why segments of it ran eagerly

@@ -19,7 +19,7 @@ class Tracer:
         self.is_on = False
         self._items: deque[TracedItem] = deque(maxlen=MAX_TRACED)
 
-    def note(self, jobs: Sequence[Job], items: Sequence[EncodeItem]) -> None:
+    def note(self, jobs: Sequence[Job], items: Sequence[EncodeItem], model: str) -> None:
         """Keep those items of a call that were encoded; what failed or came from a cache is left out."""
         if not self.is_on:
             return
@@ -29,6 +29,7 @@ class Tracer:
                 self._items.append(
                     TracedItem(
                         time_s=now_s,
+                        model=model,
                         grids=item.shape.grids,
                         graphs=tuple(job.graphs),
                         misses=tuple(job.misses),

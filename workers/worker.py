@@ -90,7 +90,7 @@ class EncoderWorker:
             jobs = self._run(batch, gpu)
             for job in jobs:
                 record_stages(job, here)
-            self.tracer.note(jobs, batch.items)
+            self.tracer.note(jobs, batch.items, gpu.runner.adapter.encoder)
             return self._answer(jobs, gpu.runner)
 
     def _run(self, batch: EncodeBatch, gpu: GpuLoop) -> list[Job]:

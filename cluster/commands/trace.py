@@ -39,9 +39,7 @@ def run(parsed: argparse.Namespace) -> int:
             print(f"\r{number} items", end="", file=sys.stderr, flush=True)
 
     with connected(parsed.pool) as pool, TraceWriter(parsed.out, flush_s=1.0) as writer:
-        number = record(
-            pool.take_trace, writer, pool.client.adapter.encoder, duration_s=parsed.duration or math.inf, tell=tell
-        )
+        number = record(pool.take_trace, writer, duration_s=parsed.duration or math.inf, tell=tell)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     print(f"{number} items of pool {pool.name!r} recorded in {parsed.out}")

@@ -54,8 +54,8 @@ class SupervisorActor:
         self._config = config
         self._crew = RayCrew(config.name, config, detached=True)
         router = self._crew.start_router()
-        hooks = replanning(config, groups, config.name, router)
-        self._supervisor = Supervisor(config, groups, self._crew, hooks=hooks)
+        follow = replanning(config, groups, config.name, router)
+        self._supervisor = Supervisor(config, groups, self._crew, follow)
         self._failure: ErrorNote | None = None
         threading.Thread(target=self._main, name="supervisor", daemon=True).start()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cluster.planning.replanner import Decision
 from cluster.routing.router import Member
 from workers.messages import ErrorNote
 
@@ -43,6 +44,7 @@ class PoolStatus:
     targets: Mapping[str, int]  # workers wanted, by group
     workers: tuple[WorkerStatus, ...]
     notes: tuple[str, ...]  # what went wrong lately, oldest first
+    replanning: tuple[Decision, ...] = ()  # the last about the graphs of each model; none where they stay as they are
     failure: ErrorNote | None = None  # why it could not start
 
     @property

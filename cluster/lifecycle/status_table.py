@@ -69,11 +69,21 @@ def _has_run(stats: PoolStats) -> bool:
 
 
 def status_table(status: PoolStatus, stats: PoolStats) -> str:
-    """For people: a line on the pool, a line a worker, and what went wrong lately."""
+    """For people: a line on the pool, a line a worker, what was decided on graphs, and what went wrong lately."""
     rows = rows_of(status, stats)
     lines = [headline(status), "", aligned(HEADER, [cells(row) for row in rows], right=RIGHT)]
-    notes = [*(f"{row.worker}: {row.error}" for row in rows if row.error), *status.notes]
+    notes = [*graph_lines(status), *(f"{row.worker}: {row.error}" for row in rows if row.error), *status.notes]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def graph_lines(status: PoolStatus) -> list[str]:
+    """The last decision on the graphs of each model."""
+    lines = []
+    for one in status.replanning:
+        model = f" of {one.model}" if len(status.replanning) > 1 else ""
+        then = "" if one.next_look_s is None else f"; next look in {one.next_look_s:.0f} s"
+        lines.append(f"graphs{model}, {one.age_s:.0f} s ago: {one.note}{then}")
+    return lines
 
 
 def headline(status: PoolStatus) -> str:
@@ -123,4 +133,5 @@ def status_json(status: PoolStatus, stats: PoolStats) -> dict[str, Any]:
         "fill": stats.fill,
         "workers": [asdict(row) for row in rows_of(status, stats)],
         "notes": list(status.notes),
+        "replanning": [asdict(one) for one in status.replanning],
     }

@@ -20,6 +20,7 @@ from cluster.lifecycle.crew import Crew
 from cluster.lifecycle.posts import Posts
 from cluster.lifecycle.status import PoolStatus, Stage
 from cluster.lifecycle.team import LEAVING, Post, Team
+from cluster.planning.replanning import Replanning
 from encoder.errors import ConfigError, EncoderPoolError, WeightsError, WorkerStartError
 from workers.messages import ErrorNote
 
@@ -37,14 +38,14 @@ class Supervisor:
         config: PoolConfig,
         groups: Sequence[GroupConfig],
         crew: Crew,
+        replanning: Replanning | None = None,
         *,
-        hooks: Sequence[Callable[[], object]] = (),
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`groups` are the configuration's, settled for this cluster; `hooks` run at each tick, and return soon."""
+        """`groups` are the configuration's, settled for this cluster; `replanning` is ticked along."""
         self._config = config
         self._crew = crew
-        self._hooks = list(hooks)
+        self._replanning = replanning or Replanning(())
         self._now_s = now_s
         self._lock = threading.RLock()
         self._teams = {group.name: Team(group) for group in groups}
@@ -131,6 +132,7 @@ class Supervisor:
                 targets={name: team.target for name, team in self._teams.items()},
                 workers=tuple(post.status(self._posts.member(post)) for post in self._posts),
                 notes=tuple(self._posts.notes),
+                replanning=self._replanning.decisions(),
             )
 
     def run(self) -> None:
@@ -152,8 +154,7 @@ class Supervisor:
         self._observe()
         self._autoscale()
         self._advance()
-        for hook in self._hooks:
-            hook()
+        self._replanning.tick()
 
     def _observe(self) -> None:
         sights, members = self._crew.look(), self._crew.members()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from cluster.lifecycle.status_table import HEADER, RIGHT, Row, cells, headline, rows_of, status_table
+from cluster.lifecycle.status_table import HEADER, RIGHT, Row, cells, graph_lines, headline, rows_of, status_table
 from cluster.pool import EncoderPool
 
 COLOURS = {"ready": "green", "starting": "yellow", "restarting": "red", "lost": "red"}
@@ -29,7 +29,7 @@ def watch_pool(pool: EncoderPool, *, every_s: float, console: Console | None = N
             status, stats = pool.status(), pool.stats()
             rows, now_s = rows_of(status, stats), time.monotonic()
             rates = items_per_s(before, rows, now_s - before_s)
-            live.update(picture(headline(status), rows, rates, status.notes), refresh=True)
+            live.update(picture(headline(status), rows, rates, [*graph_lines(status), *status.notes]), refresh=True)
             before, before_s = rows, now_s
             time.sleep(every_s)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -13,6 +13,7 @@ from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
 from cluster.lifecycle.roster import Roster
 from cluster.planning.replanner import Replanner
+from cluster.planning.replanning import Replanning
 from cluster.planning.traffic import Traffic
 from encoder.adapters.registry import load_adapter
 from encoder.types import GraphKey
@@ -26,14 +27,15 @@ TIMEOUT_S = 2.0
 class RayFleet:
     """Actor calls; every wait has a limit. One thread at a time."""
 
-    def __init__(self, pool: str, router: Any) -> None:
-        self._router = router
+    def __init__(self, pool: str, router: Any, model: str = "") -> None:
+        """`model`: whose workers and traffic, in a pool of several; the first one's when left out."""
+        self._router, self._model = router, model
         self._roster = Roster(pool)
 
     def reports(self) -> Sequence[WorkerReport] | None:
         """See `Fleet.reports`."""
         try:
-            worker_ids: list[str] = ray.get(self._router.worker_ids.remote(), timeout=TIMEOUT_S)
+            worker_ids: list[str] = ray.get(self._router.worker_ids.remote(self._model), timeout=TIMEOUT_S)
             self._roster.keep(worker_ids)
             calls = [self._roster.handle(worker_id).report.remote() for worker_id in worker_ids]
             reports: list[WorkerReport] = ray.get(calls, timeout=TIMEOUT_S)
@@ -55,14 +57,14 @@ class RayFleet:
     def traffic(self) -> Traffic | None:
         """See `Fleet.traffic`."""
         try:
-            traffic: Traffic = ray.get(self._router.traffic.remote(), timeout=TIMEOUT_S)
+            traffic: Traffic = ray.get(self._router.traffic.remote(self._model), timeout=TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
             logger.info("the router does not answer: %s", type(error).__name__)
             return None
         return traffic
 
     def take_trace(self) -> tuple[TracedItem, ...]:
-        """Items that ended since the last call, for one caller; nothing while the router does not answer."""
+        """Items of all models that ended since the last call, for one caller; none while the router does not answer."""
         try:
             items: tuple[TracedItem, ...] = ray.get(self._router.take_trace.remote(), timeout=TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
@@ -75,17 +77,19 @@ class RayFleet:
         self._roster.handle(worker_id).apply_graphs.remote(keys)
 
 
-def replanning(config: PoolConfig, groups: Sequence[GroupConfig], pool: str, router: Any) -> list[Callable[[], object]]:
-    """What a pool's supervisor has to run at each tick so that its graphs follow its traffic; nothing if they do not.
+def replanning(config: PoolConfig, groups: Sequence[GroupConfig], pool: str, router: Any) -> Replanning:
+    """What lets a pool's graphs follow its traffic; empty where they should not.
 
     `groups` are the configuration's, settled for this cluster.
     """
-    wanted = config.replan.enabled
-    if wanted == "auto":
-        wanted = any(group.worker.device == "cuda" for group in groups)
-    if not wanted or not config.worker.encoder.graphs or len(config.encoders) > 1:
-        return []  # traffic is counted for one model
-    encoder = config.worker.encoder
-    share = min(group.gpu_share for group in groups)
-    fleet = RayFleet(pool, router)
-    return [Replanner(fleet, load_adapter(encoder), encoder, config.replan, memory_share=share).tick]
+    replanners = []
+    for model, encoder in config.encoders.items():
+        alike = [group for group in groups if group.worker.encoder.model == model]
+        wanted = config.replan.enabled
+        if wanted == "auto":
+            wanted = any(group.worker.device == "cuda" for group in alike)
+        if wanted and encoder.graphs:
+            share = min(group.gpu_share for group in alike)
+            fleet = RayFleet(pool, router, model)
+            replanners.append(Replanner(fleet, load_adapter(encoder), encoder, config.replan, memory_share=share))
+    return Replanning(replanners)

@@ -15,7 +15,6 @@ POLL_S = 1.0  # the router keeps items for a fetch this often; it stops tracing 
 def record(
     take: Callable[[], Sequence[TracedItem]],
     writer: TraceWriter,
-    model: str,
     *,
     duration_s: float = math.inf,
     tell: Callable[[int], None] = lambda number: None,
@@ -26,7 +25,6 @@ def record(
 
     Args:
         take: items that ended since it was called before.
-        model: as the pool's adapter names it.
         tell: hears the number of items written so far, now and then.
     """
     until_s = now_s() + duration_s
@@ -35,18 +33,19 @@ def record(
     try:
         while (left_s := until_s - now_s()) > 0:
             sleep(min(POLL_S, left_s))
-            number += _write(take(), writer, model)
+            number += _write(take(), writer)
             tell(number)
     except KeyboardInterrupt:
-        number += _write(take(), writer, model)
+        number += _write(take(), writer)
     return number
 
 
-def _write(items: Sequence[TracedItem], writer: TraceWriter, model: str) -> int:
+def _write(items: Sequence[TracedItem], writer: TraceWriter) -> int:
     for item in items:
         writer.write(
             TraceRecord(
-                time_s=item.time_s, model=model, grids=item.grids, graphs=item.graphs, misses=item.misses, ms=item.ms
+                time_s=item.time_s, model=item.model, grids=item.grids, graphs=item.graphs, misses=item.misses,
+                ms=item.ms,
             )
-        )
+        )  # fmt: skip
     return len(items)

@@ -1,4 +1,4 @@
-"""`Replanner`: brings a running pool to the graphs that suit its traffic, one worker at a time, when that pays.
+"""`Replanner`: brings the workers of a model to the graphs that suit its traffic, one at a time, when that pays.
 
     waiting --(interval)--> planning --(it pays)--> changing one worker after the other --> waiting (cool-down)
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cluster.planning.histogram import Grids, TrafficHistogram
@@ -28,6 +28,8 @@ from encoder.types import GraphKey
 from workers.messages import WorkerReport, WorkerState
 
 logger = logging.getLogger(__name__)
+
+MAX_NAMED = 4  # graphs that a note names
 
 
 class Fleet(Protocol):
@@ -44,6 +46,17 @@ class Fleet(Protocol):
 
     def apply(self, worker_id: str, keys: tuple[GraphKey, ...]) -> None:
         """Let a worker hold these graphs from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was decided last about the graphs of a model, for people."""
+
+    model: str
+    note: str
+    age_s: float
+    next_look_s: float | None  # until the next; None while one is being made or carried out
+    num_changes: int  # workers that have changed their graphs so far
 
 
 class _Planning:
@@ -91,14 +104,32 @@ class Replanner:
         self._memory_share = memory_share
         self._now_s = now_s
         self._start = start or _in_a_thread
+        self._noted_s = now_s()
         self._next_look_s = now_s() + config.interval_s
         self._planning: _Planning | None = None
         self._queue: deque[tuple[str, tuple[GraphKey, ...]]] = deque()
         self._change: _Change | None = None
         self._banned: set[GraphKey] = set()  # could not be captured
+        self._aim = ""  # of the change under way, for people
         self.num_changes = 0  # workers that have changed their graphs
-        self.note = "no change of graphs yet"
+        self.note = "not looked at yet"
         """The last decision, for people."""
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether workers are to change their graphs, or one is at it."""
+        return self._change is not None or bool(self._queue)
+
+    def decision(self) -> Decision:
+        """How things stand. From any thread."""
+        now_s = self._now_s()
+        return Decision(
+            model=self._encoder.model,
+            note=self.note,
+            age_s=now_s - self._noted_s,
+            next_look_s=None if self.is_changing or self._planning else max(0.0, self._next_look_s - now_s),
+            num_changes=self.num_changes,
+        )
 
     def tick(self) -> None:
         """Take the next step, if it is time for one."""
@@ -116,8 +147,11 @@ class Replanner:
         self._planning, self._change = None, None
         self._queue.clear()
         self._next_look_s = self._now_s() + self._config.interval_s
-        self.note = note
-        logger.info("graphs: %s", note)
+        self._note(note)
+
+    def _note(self, note: str) -> None:
+        self.note, self._noted_s = note, self._now_s()
+        logger.info("graphs of %s: %s", self._encoder.model, note)
 
     def _look(self) -> None:
         self._next_look_s = self._now_s() + self._config.interval_s  # whatever comes of it
@@ -127,12 +161,14 @@ class Replanner:
             return
         ready = [report for report in reports if report.state is WorkerState.READY]
         if len(ready) < len(reports):
-            self._rest("not all workers are ready")
+            late = [f"{report.worker_id} is {report.state}" for report in reports if report not in ready]
+            self._rest(f"not all workers are ready: {', '.join(late)}")
             return
         histogram = TrafficHistogram.from_bytes(traffic.histogram)
         rates = histogram.rates()
-        if sum(histogram.counts().values()) < self._config.min_items:
-            self._rest("too few items to plan for")
+        num_items = sum(histogram.counts().values())
+        if num_items < self._config.min_items:
+            self._rest(f"too few items to plan for: {num_items:.0f} lately, min_items is {self._config.min_items:g}")
             return
         self._planning = _Planning(self._survey(ready, rates), self._start)
 
@@ -172,13 +208,19 @@ class Replanner:
         )
         saved = 1 - then.ms_per_s / now.ms_per_s if now.ms_per_s else 0.0
         if not todo or not (is_faster or evens_out):
-            self._rest(f"kept: the best plan would save {saved:.1%} of the GPU time with {num_captures} captures")
+            self._rest(
+                f"kept: the best plan would save {saved:.1%} of the GPU time with {num_captures} captures; a change "
+                f"must save {self._config.min_gain:.1%} and within {self._config.horizon_s:g} s what captures take"
+            )
             return
         self._planning = None
         self._queue.extend((change.worker_id, problem.keys_of(change.worker_id, wanted[change.worker_id]))
                            for change in todo)  # fmt: skip
-        self.note = f"changing {len(todo)} workers: {num_captures} captures, {saved:.1%} less GPU time predicted"
-        logger.info("graphs: %s", self.note)
+        names = Counter(_short(key) for change in todo for key in change.capture)
+        captures = ", ".join(f"{name} on {count}" for name, count in names.most_common(MAX_NAMED))
+        more = f", {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        self._aim = f"{len(todo)} workers to capture {captures}{more}; {saved:.1%} less GPU time predicted"
+        self._note(f"changing {self._aim}")
 
     def _begin(self) -> None:
         worker_id, keys = self._queue.popleft()
@@ -206,9 +248,14 @@ class Replanner:
             self.num_changes += 1
             self._change = None
             if not self._queue:
-                self._rest(f"changed: {change.worker_id} was the last of them")
+                self._rest(f"changed {self._aim}")
         elif late:
             self._rest(f"stopped: {change.worker_id} was not done after {self._config.change_timeout_s:g} s")
+
+
+def _short(key: GraphKey) -> str:
+    """A graph without its encoder, such as `image[packed]/64`."""
+    return str(key).partition("/")[2]
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:

@@ -10,16 +10,17 @@ import os
 import random
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
 from cluster.metrics import router_samples
-from cluster.planning.traffic import Traffic, TrafficLog
+from cluster.planning.traffic import Traffic
 from cluster.routing.affinity import Homes, is_worth_it, seat_at_home
 from cluster.routing.assign import Plan, Seat, WorkerView
+from cluster.routing.desk import ModelDesk
 from cluster.routing.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpack
 from cluster.routing.ledger import Ledger
 from cluster.routing.quarantine import Quarantine
@@ -74,20 +75,17 @@ class Router:
         rng: random.Random | None = None,
     ) -> None:
         """`adapter` is the first model's; `others` are those of the pool's other models, by name."""
-        self._first_adapter = adapter
-        self._adapters = dict(others or {})
         self._silent_timeout_s = silent_timeout_s
         self._now_s = now_s
         self._rng = rng or random.Random()
         self._workers: dict[str, WorkerView] = {}
         self._reports: dict[str, WorkerReport] = {}
-        self._first_index = self._make_index(adapter)  # of workers that may get leases
-        self._indexes = {model: self._make_index(other) for model, other in self._adapters.items()}
+        self._first = ModelDesk(adapter, now_s=now_s, rng=self._rng)
+        self._others = {model: ModelDesk(other, now_s=now_s, rng=self._rng) for model, other in (others or {}).items()}
         self._checks: list[tuple[float, int, WorkerView]] = []  # a heap: when time alone may change who is leasable
         self._check_numbers = count()
         self._next_checks: dict[str, int] = {}  # by worker id: number of its one check that still counts
         self._homes = Homes()
-        self._traffic = TrafficLog(now_s=now_s)
         self._count_at_s = float("-inf")
         self._draining: set[str] = set()  # workers that are being taken away
         self._ledger = Ledger(
@@ -98,21 +96,18 @@ class Router:
         )
         self._quarantine = Quarantine(now_s=now_s)
 
-    def _make_index(self, adapter: EncoderAdapter) -> WorkerIndex:
-        return WorkerIndex(axis_choices=adapter.axis_choices, measure=adapter.measure, rng=self._rng)
+    def _desk(self, model: str) -> ModelDesk:
+        """This model's; without a name, or with one that no other model has, the first one's."""
+        return self._others.get(model, self._first)
 
     def _index(self, model: str) -> WorkerIndex:
-        """The workers with this model that may get leases; without a name, or with any other, the first model's."""
-        return self._indexes.get(model, self._first_index)
-
-    def _adapter(self, model: str) -> EncoderAdapter:
-        return self._adapters.get(model, self._first_adapter)
+        return self._desk(model).index
 
     # --- workers -------------------------------------------------------------------------------------------------
 
     def register(self, report: WorkerReport) -> None:
         """A worker is ready, holds other graphs than before, or could not start. A new incarnation starts empty."""
-        adapter = self._adapter(report.model)
+        adapter = self._desk(report.model).adapter
         costs = CostTable(
             report.graphs,
             axis_choices=adapter.axis_choices,
@@ -143,16 +138,19 @@ class Router:
     def beat(self, beat: Beat) -> Heard:
         """A worker lives, has settled leases, and tells what its segments ran in."""
         self._ledger.end(beat.settled)
-        self._traffic.hear(beat)
         view = self._workers.get(beat.worker_id)
-        if view is None or view.incarnation != beat.incarnation:
+        if view is None:
+            return Heard.UNKNOWN
+        traffic = self._desk(view.model).traffic
+        traffic.hear(beat)
+        if view.incarnation != beat.incarnation:
             return Heard.UNKNOWN
         view.heard_s = self._now_s()
         is_listed = view in self._index(view.model) or beat.worker_id in self._draining
         if view.state is not beat.state or not is_listed:
             view.state = beat.state
             self._refresh(view)
-        return Heard.TRACING if self._traffic.is_tracing else Heard.KNOWN
+        return Heard.TRACING if traffic.is_tracing else Heard.KNOWN
 
     def suspect(self, incarnation: str) -> None:
         """A client found this worker dead or stuck: no leases until it is heard from again."""
@@ -237,9 +235,13 @@ class Router:
             )
         return members
 
-    def worker_ids(self) -> list[str]:
-        """Those that have registered and are to stay."""
-        return [worker_id for worker_id in self._workers if worker_id not in self._draining]
+    def worker_ids(self, model: str | None = None) -> list[str]:
+        """Those that have registered and are to stay: all of them, or those with one model ("": the first one)."""
+        return [
+            worker_id
+            for worker_id, view in self._workers.items()
+            if worker_id not in self._draining and (model is None or self._desk(view.model) is self._desk(model))
+        ]
 
     def refused(self) -> int:
         """Items for which no worker had room so far, each time they asked."""
@@ -247,14 +249,19 @@ class Router:
 
     # --- traffic -------------------------------------------------------------------------------------------------
 
-    def traffic(self) -> Traffic:
-        """Kinds of items that got leases lately, and what became of their segments."""
-        self._traffic.count(self._first_index.take_counts())
-        return self._traffic.traffic()
+    def traffic(self, model: str = "") -> Traffic:
+        """Kinds of items that got leases for this model lately, and what became of their segments."""
+        desk = self._desk(model)
+        desk.count()
+        return desk.traffic.traffic()
 
     def take_trace(self) -> tuple[TracedItem, ...]:
-        """See `TrafficLog.take_trace`."""
-        return self._traffic.take_trace()
+        """Of all models; see `TrafficLog.take_trace`."""
+        return tuple(item for desk in self._desks() for item in desk.traffic.take_trace())
+
+    def _desks(self) -> Iterator[ModelDesk]:
+        yield self._first
+        yield from self._others.values()
 
     def homes(self, digests: Sequence[int]) -> list[str | None]:
         """For each content the worker that probably has it in its cache."""
@@ -294,7 +301,7 @@ class Router:
         """The seat chosen, or a cheaper one on the worker that has such content in its cache."""
         if not digest:
             return seat
-        if model in self._adapters:  # what one model made of some content is at home apart from what others made of it
+        if model in self._others:  # what one model made of some content is at home apart from what others made of it
             digest ^= zlib.crc32(model.encode())
         home = self._workers.get(self._homes.find(digest) or "")
         if home is not None and home in self._index(model) and home.incarnation not in exclude:
@@ -303,7 +310,7 @@ class Router:
                 self._homes.num_sent_home += 1
                 seat = at_home
         if not plan.num_tokens:
-            plan.num_tokens = sum(self._adapter(model).measure(grid).num_tokens for grid in grids)
+            plan.num_tokens = sum(self._desk(model).adapter.measure(grid).num_tokens for grid in grids)
         self._homes.note(digest, seat.worker.worker_id, plan.num_tokens)
         return seat
 
@@ -317,7 +324,8 @@ class Router:
         now_s = self._now_s()
         if now_s >= self._count_at_s:
             self._count_at_s = now_s + COUNT_EVERY_S
-            self._traffic.count(self._first_index.take_counts())
+            for desk in self._desks():
+                desk.count()
         while self._checks and self._checks[0][0] <= now_s:
             _, number, view = heappop(self._checks)
             if self._workers.get(view.worker_id) is view and self._next_checks.get(view.worker_id) == number:

@@ -41,6 +41,7 @@ def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
     config = tmp_path / "pool.yaml"
     config.write_text(
         "num_workers: 1\nname: photos\nworker: {device: cpu, encoder: {model: tiny-minicpmv-2.6}}\ngateway: {port: 0}\n"
+        "replan: {enabled: true}\n"
     )
     up = encpool("up", "--config", str(config), "--serve")
     assert up.returncode == 0, up.stderr
@@ -57,6 +58,7 @@ def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
 
     told = json.loads(encpool("status", "--json").stdout)
     assert (told["name"], told["num_ready"], told["workers"][0]["worker"]) == ("photos", 1, "worker-0")
+    assert [(one["note"], one["num_changes"]) for one in told["replanning"]] == [("not looked at yet", 0)]
     config.write_text(config.read_text().replace("num_workers: 1", "num_workers: 400"))
     more = encpool("up", "--config", str(config), "--name", "more")
     assert more.returncode == 1

@@ -15,6 +15,8 @@ from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
 from cluster.gateway.wire import EncodeOptions
 from cluster.http_client import HttpClient
+from cluster.planning.fleet import RayFleet
+from cluster.planning.histogram import TrafficHistogram
 from encoder.errors import ConfigError
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner
@@ -52,6 +54,13 @@ def test_each_item_gets_the_tokens_of_the_model_asked_for(
     one = models_pool.encode(pictures[0], model=MODELS[1])
     assert one.tokens.shape == outcomes[MODELS[1]][0].embedding.tokens.shape  # type: ignore[union-attr]
     assert {member.model for member in models_pool.members()} == set(MODELS)
+    for number, model in enumerate(MODELS):
+        fleet = RayFleet(models_pool.name, models_pool._router, model)
+        assert [report.worker_id for report in fleet.reports() or ()] == [f"group_{number}-0"]
+        traffic = fleet.traffic()
+        assert traffic is not None
+        kinds = {outcome.embedding.shape.grids for outcome in outcomes[model] if outcome.embedding is not None}
+        assert TrafficHistogram.from_bytes(traffic.histogram).counts().keys() == kinds
 
 
 def test_a_model_must_be_named_and_known(models_pool: EncoderPool) -> None:

@@ -14,6 +14,7 @@ from fakes import tiny_config
 
 from cluster import EncoderPool
 from cluster.client import Outcome
+from cluster.config import PoolConfig
 from cluster.planning.fleet import RayFleet, replanning
 from cluster.planning.replan_config import ReplanConfig
 from cluster.planning.replanner import Replanner
@@ -113,4 +114,15 @@ def test_a_pool_captures_what_suits_its_traffic_and_every_answer_stays_right(
 @pytest.mark.parametrize(("enabled", "number"), [("auto", 0), (True, 1), (False, 0)])
 def test_replanning_is_left_to_pools_with_gpus_unless_asked_for(enabled: object, number: int) -> None:
     config = tiny_config(replan={"enabled": enabled})
-    assert len(replanning(config, config.worker_groups, "no-pool", None)) == number
+    assert len(replanning(config, config.worker_groups, "no-pool", None).decisions()) == number
+
+
+def test_each_model_of_a_pool_with_workers_on_gpus_has_a_replanner() -> None:
+    models = {"first": ("tiny-minicpmv-2.6", "cuda"), "second": ("tiny-siglip", "cpu"), "third": ("tiny-clip", "cuda")}
+    groups = [
+        {"name": name, "num_workers": 1, "worker": {"device": device, "encoder": {"model": model}}}
+        for name, (model, device) in models.items()
+    ]
+    config = PoolConfig.model_validate({"worker": {}, "groups": groups})
+    made = replanning(config, config.worker_groups, "no-pool", None)
+    assert [one.model for one in made.decisions()] == ["tiny-minicpmv-2.6", "tiny-clip"]

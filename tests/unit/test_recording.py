@@ -12,7 +12,9 @@ from workers.messages import TracedItem
 
 
 def item(ms: float) -> TracedItem:
-    return TracedItem(time_s=1e9 + ms, grids=((1, 3, 4), (1, 2, 2)), graphs=("g",), misses=("too_large",), ms=ms)
+    return TracedItem(
+        time_s=1e9 + ms, model="toy", grids=((1, 3, 4), (1, 2, 2)), graphs=("g",), misses=("too_large",), ms=ms
+    )
 
 
 def test_items_of_the_time_are_written_and_those_before_it_are_not(tmp_path: Path) -> None:
@@ -23,9 +25,7 @@ def test_items_of_the_time_are_written_and_those_before_it_are_not(tmp_path: Pat
         clock.now += seconds
 
     with TraceWriter(tmp_path / "t.trace") as writer:
-        number = record(
-            lambda: batches.pop(0), writer, "toy", duration_s=2.5, tell=told.append, now_s=clock, sleep=sleep
-        )
+        number = record(lambda: batches.pop(0), writer, duration_s=2.5, tell=told.append, now_s=clock, sleep=sleep)
     records = list(read_trace(tmp_path / "t.trace"))
     assert number == 3
     assert told == [2, 2, 3]
@@ -45,5 +45,5 @@ def test_ctrl_c_ends_the_recording_and_keeps_everything(tmp_path: Path) -> None:
             raise stop
 
     with TraceWriter(tmp_path / "t.trace") as writer:
-        assert record(lambda: batches.pop(0), writer, "toy", sleep=sleep) == 2
+        assert record(lambda: batches.pop(0), writer, sleep=sleep) == 2
     assert [one.ms for one in read_trace(tmp_path / "t.trace")] == [1.0, 2.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from fakes import Clock, report
@@ -11,6 +12,7 @@ from fakes import Clock, report
 from cluster.planning.histogram import TrafficHistogram
 from cluster.planning.replan_config import ReplanConfig
 from cluster.planning.replanner import Replanner
+from cluster.planning.replanning import Replanning
 from cluster.planning.survey import item_sizes, survey
 from cluster.planning.traffic import Traffic
 from encoder.adapters.base import EncoderAdapter
@@ -102,11 +104,9 @@ def replanner(fleet: SimulatedFleet, **changes: object) -> Replanner:
     return Replanner(fleet, ADAPTER, ENCODER, config, now_s=fleet.clock, start=lambda work: work())
 
 
-def fleet_of(
-    *held: Sequence[int], kinds: dict[tuple[tuple[int, int, int], ...], float] | None = None, **changes: object
-) -> SimulatedFleet:
-    sets = {f"w{number}": tuple(budgets) for number, budgets in enumerate(held)}
-    return SimulatedFleet(sets, Clock(), kinds or {LARGE: 2000.0}, **changes)  # type: ignore[arg-type]
+def fleet_of(*held: Sequence[int], kinds: Kinds | None = None, names: str = "w", **changes: Any) -> SimulatedFleet:
+    sets = {f"{names}{number}": tuple(budgets) for number, budgets in enumerate(held)}
+    return SimulatedFleet(sets, changes.pop("clock", None) or Clock(), kinds or {LARGE: 2000.0}, **changes)
 
 
 def run(made: Replanner, fleet: SimulatedFleet, until: Callable[[], bool], num_ticks: int = 60) -> None:
@@ -131,6 +131,40 @@ def test_a_pool_captures_what_its_traffic_needs_on_one_worker_after_the_other() 
     assert fleet.log == ["w0 begins", "w0 done", "w1 begins", "w1 done"]
     assert all(max(budgets) >= 576 for budgets in fleet.held.values())
     assert all(64 in budgets for budgets in fleet.held.values())  # there is memory to keep it
+
+
+def test_two_models_of_a_pool_never_change_workers_at_the_same_time() -> None:
+    first = fleet_of([64, 128], [64, 128])
+    second = fleet_of([64, 128], clock=first.clock, log=first.log, names="v")
+    pool = Replanning([replanner(first), replanner(second)])
+    first.clock.now += 61
+    for _ in range(60):
+        pool.tick()
+    assert [one.num_changes for one in pool.decisions()] == [2, 1]
+    at_once = {
+        ("w0 begins", "w0 done", "w1 begins", "w1 done", "v0 begins", "v0 done"),
+        ("v0 begins", "v0 done", "w0 begins", "w0 done", "w1 begins", "w1 done"),
+    }
+    assert tuple(first.log) in at_once
+    assert max(first.held["w0"]) >= 576 <= max(second.held["v0"])
+
+
+def test_the_last_decision_says_what_was_done_and_when_it_looks_again() -> None:
+    fleet = fleet_of([64, 128], [64, 128])
+    made = replanner(fleet)
+    assert made.decision().note == "not looked at yet"
+    assert made.decision().next_look_s == 60
+    run(made, fleet, lambda: made.is_changing)
+    decision = made.decision()
+    assert decision.note.startswith("changing 2 workers to capture image[packed]/")
+    assert "576 on 2" in decision.note
+    assert decision.note.endswith(" less GPU time predicted")
+    assert (decision.model, decision.next_look_s, decision.num_changes) == (ENCODER.model, None, 0)
+    run(made, fleet, lambda: not made.is_changing)
+    fleet.clock.now += 20
+    decision = made.decision()
+    assert decision.note.startswith("changed 2 workers to capture image[packed]/")
+    assert (decision.age_s, decision.next_look_s, decision.num_changes) == (20, 40, 2)
 
 
 def test_traffic_that_stays_as_it_is_changes_nothing_more() -> None:
@@ -193,11 +227,15 @@ def test_a_worker_in_trouble_stops_the_change(trouble: str) -> None:
 @pytest.mark.parametrize(
     ("fleet", "changes", "note"),
     [
-        (fleet_of([64], kinds={LARGE: 20.0}), {}, "too few items"),
-        (fleet_of([64, 128], [64, 128], states={"w1": WorkerState.DRAINING}), {}, "not all workers are ready"),
+        (fleet_of([64], kinds={LARGE: 20.0}), {}, "too few items to plan for: 18 lately, min_items is 200"),
+        (
+            fleet_of([64, 128], [64, 128], states={"w1": WorkerState.DRAINING}),
+            {},
+            "not all workers are ready: w1 is draining",
+        ),
         (fleet_of([64, 576], kinds={SINGLE: 2000.0}), {}, "kept"),
         (fleet_of([64]), {"min_gain": 0.99}, "kept"),
-        (fleet_of([64], kinds={LARGE: 300.0}), {"horizon_s": 0.001}, "kept"),
+        (fleet_of([64], kinds={LARGE: 300.0}), {"horizon_s": 0.001}, "kept: the best plan would save "),
     ],
     ids=["few", "draining", "suits", "gain", "horizon"],
 )

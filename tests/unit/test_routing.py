@@ -411,8 +411,8 @@ def test_a_worker_that_drops_a_graph_keeps_its_leases() -> None:
 # --- traffic ----------------------------------------------------------------------------------------------------------
 
 
-def seen(router: Router) -> dict[tuple[Grid, ...], float]:
-    return TrafficHistogram.from_bytes(router.traffic().histogram, now_s=router._now_s).counts()
+def seen(router: Router, model: str = "") -> dict[tuple[Grid, ...], float]:
+    return TrafficHistogram.from_bytes(router.traffic(model).histogram, now_s=router._now_s).counts()
 
 
 def test_what_got_a_lease_is_counted_by_shape_and_what_was_refused_is_not() -> None:
@@ -427,6 +427,7 @@ def test_what_got_a_lease_is_counted_by_shape_and_what_was_refused_is_not() -> N
 def test_outcomes_fade() -> None:
     clock = Clock()
     pool = router(clock)
+    pool.register(report("w"))
     told = Beat(
         worker_id="w",
         incarnation="w/0",
@@ -446,7 +447,7 @@ def test_a_trace_begins_with_the_first_fetch_and_ends_when_nobody_fetches() -> N
     clock = Clock()
     pool = router(clock)
     pool.register(report("w"))
-    item = TracedItem(time_s=1.0, grids=GRIDS, graphs=("g",), misses=(), ms=3.0)
+    item = TracedItem(time_s=1.0, model="fake", grids=GRIDS, graphs=("g",), misses=(), ms=3.0)
     told = replace(beat("w"), traced=(item,))
     assert pool.beat(told) is Heard.KNOWN
     assert pool.take_trace() == ()
@@ -455,6 +456,23 @@ def test_a_trace_begins_with_the_first_fetch_and_ends_when_nobody_fetches() -> N
     clock.now += 20
     assert pool.beat(told) is Heard.KNOWN
     assert pool.take_trace() == ()
+
+
+def test_each_model_has_traffic_and_workers_of_its_own_and_one_trace_has_all() -> None:
+    pool = Router(
+        fake_adapter(), others={"other": fake_adapter()}, lease_timeout_s=60, silent_timeout_s=15, now_s=Clock()
+    )
+    assert pool.take_trace() == ()
+    for worker_id, model in (("w", "fake"), ("v", "other")):
+        pool.register(report(worker_id, model=model))
+        item = TracedItem(time_s=1.0, model=model, grids=GRIDS, graphs=(), misses=(), ms=3.0)
+        assert pool.beat(replace(beat(worker_id), outcomes=((model, 3),), traced=(item,))) is Heard.TRACING
+    pool.lease(pack([LeaseRequest(shape=shape())] * 2))
+    pool.lease(pack([LeaseRequest(shape=shape(2))], model="other"))
+    assert (pool.worker_ids(), pool.worker_ids(""), pool.worker_ids("other")) == (["w", "v"], ["w"], ["v"])
+    assert (seen(pool), seen(pool, "other")) == ({GRIDS: 2}, {GRIDS * 2: 1})
+    assert (pool.traffic().outcomes, pool.traffic("other").outcomes) == ({"fake": 3}, {"other": 3})
+    assert [one.model for one in pool.take_trace()] == ["fake", "other"]
 
 
 # --- fairness ---------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from cluster.lifecycle.stats import PoolStats
 from cluster.lifecycle.status import PoolStatus, Stage, WorkerStatus
 from cluster.lifecycle.status_table import rows_of, status_json, status_table
 from cluster.lifecycle.top import items_per_s, picture
+from cluster.planning.replanner import Decision
 from cluster.routing.router import Router
 from workers.messages import WorkerStats
 
@@ -42,6 +43,7 @@ def pool(*workers: WorkerStatus, num_items: int = 40) -> tuple[PoolStatus, PoolS
         targets={"worker": 2},
         workers=workers,
         notes=("worker-9 is lost: its node is gone",),
+        replanning=(Decision(model="tiny", note="too few items", age_s=3.2, next_look_s=296.8, num_changes=0),),
     )
     return status, PoolStats(num_workers=1, members=(), reports=(report("worker-0", stats=stats, device="cuda:0"),))
 
@@ -54,7 +56,18 @@ def test_the_table_has_a_line_a_worker_and_tells_what_went_wrong() -> None:
         "worker-0", "ready", "node-7", "cuda:0", "01234567", "1", "12", "40", "75%", "90%", "-", "2",
     ]  # fmt: skip
     assert lines[4].split()[:5] == ["worker-1", "starting", "-", "-", "-"]
-    assert lines[-2:] == ["worker-1: no tensors", "worker-9 is lost: its node is gone"]
+    assert lines[-3:] == [
+        "graphs, 3 s ago: too few items; next look in 297 s",
+        "worker-1: no tensors",
+        "worker-9 is lost: its node is gone",
+    ]
+
+
+def test_with_several_models_each_line_on_graphs_names_its_own() -> None:
+    status, stats = pool(worker("worker-0"))
+    other = Decision(model="other", note="changing 1 workers", age_s=0.0, next_look_s=None, num_changes=2)
+    text = status_table(replace(status, replanning=(*status.replanning, other)), stats)
+    assert "graphs of tiny, 3 s ago: too few items; next look in 297 s\ngraphs of other, 0 s ago: changing" in text
 
 
 def test_programs_read_the_same_as_json() -> None:
@@ -62,6 +75,9 @@ def test_programs_read_the_same_as_json() -> None:
     assert (told["name"], told["num_ready"], told["targets"]) == ("photos", 1, {"worker": 2})
     assert told["workers"][0]["hit_rate"] == 0.75
     assert told["workers"][1]["queue_ms"] is None
+    assert told["replanning"] == [
+        {"model": "tiny", "note": "too few items", "age_s": 3.2, "next_look_s": 296.8, "num_changes": 0}
+    ]
 
 
 def test_top_counts_items_a_second_of_workers_that_are_the_same_process() -> None:

@@ -20,10 +20,14 @@ from cluster.lifecycle.nodes import check_total, settle_groups
 from cluster.lifecycle.posts import GRACE_S, LEASES_S
 from cluster.lifecycle.status import Stage
 from cluster.lifecycle.supervisor import Supervisor
+from cluster.planning.replan_config import ReplanConfig
+from cluster.planning.replanner import Replanner
+from cluster.planning.replanning import Replanning
 from cluster.routing.leases import Lease, LeaseRequest
 from cluster.routing.router import Member, Router
+from encoder.adapters.registry import load_adapter
 from encoder.errors import ConfigError, WeightsError, WorkerStartError
-from encoder.types import ItemShape
+from encoder.types import GraphKey, ItemShape
 from workers.messages import Beat, ErrorNote, WorkerState
 
 CLUSTER = {"CPU": 100.0, "GPU": 0.0}
@@ -150,6 +154,22 @@ class FakeCrew:
         """It dies for good."""
         self.kill(worker_id)
         self.processes[worker_id].life, self.processes[worker_id].reason = Life.DEAD, reason
+
+
+class SilentFleet:
+    """Workers and a router that a replanner does not reach."""
+
+    def reports(self) -> None:
+        return None
+
+    def report(self, worker_id: str) -> None:
+        return None
+
+    def traffic(self) -> None:
+        return None
+
+    def apply(self, worker_id: str, keys: tuple[GraphKey, ...]) -> None:
+        raise AssertionError(f"nothing is known of {worker_id}")
 
 
 class Scene:
@@ -417,6 +437,19 @@ def test_a_supervisor_that_takes_over_finds_everything_as_it_was() -> None:
     after.scale(4)
     before.ticks(2)
     assert before.crew.launched[-1] == "worker-4"
+
+
+def test_what_is_decided_on_graphs_is_in_the_status() -> None:
+    stage = Scene()
+    groups, encoder = settle_groups(stage.config.worker_groups, CLUSTER), stage.config.worker.encoder
+    config = ReplanConfig(interval_s=10)
+    replanner = Replanner(SilentFleet(), load_adapter(encoder), encoder, config, now_s=stage.clock)
+    stage.supervisor = Supervisor(stage.config, groups, stage.crew, Replanning([replanner]), now_s=stage.clock)
+    assert stage.supervisor.status().replanning[0].note == "not looked at yet"
+    stage.started().ticks(24)
+    (decision,) = stage.supervisor.status().replanning
+    assert decision.note == "workers or the router did not answer"
+    assert (decision.model, decision.age_s, decision.next_look_s) == (encoder.model, 2.0, 8.0)
 
 
 def test_a_router_that_is_away_changes_nothing() -> None:
