@@ -119,7 +119,8 @@ def attach(address: str | None = None, *, show_logs: bool = False) -> OwnRay | N
                     "set RAY_ADDRESS, or start a pool with `encpool up --config FILE`"
                 )
             address = head.address
-        return _attach(address, show_logs=show_logs).join()
+        with _settings(NOTICE_DEATHS):
+            return _attach(address, show_logs=show_logs).join()
 
 
 def is_attached(address: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,11 +61,14 @@ def test_pools_share_the_ray_that_the_first_one_started_and_the_last_one_ends_it
     assert (fake.num_starts, fake.num_ends) == (2, 2)
 
 
-def test_ray_is_told_to_notice_deaths_soon_unless_the_user_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("connect", [lambda: local_ray.connect(tiny_config()), lambda: local_ray.attach("a cluster")])
+def test_ray_is_told_to_notice_deaths_soon_unless_the_user_said_otherwise(
+    monkeypatch: pytest.MonkeyPatch, connect: Callable[[], local_ray.OwnRay | None]
+) -> None:
     one, other = local_ray.NOTICE_DEATHS
     monkeypatch.setenv(other, "7")
     fake = FakeRay(monkeypatch)
-    own = local_ray.connect(tiny_config())
+    own = connect()
     assert own is not None
     assert fake.settings == {**local_ray.NOTICE_DEATHS, other: "7"}
     assert one not in os.environ
