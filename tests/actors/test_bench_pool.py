@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from fakes import tiny_config
 
 from cluster import EncoderPool
 from cluster.benchmark.load import measure_kill, measure_latency, measure_throughput, pictures
@@ -12,12 +11,11 @@ from cluster.benchmark.pool import table
 SIZES = [(448, 448), (200, 300)]
 
 
-def test_every_figure_of_a_pool_is_measured(ray_cluster: None) -> None:
-    files = pictures(SIZES)
-    with EncoderPool.start(tiny_config()) as pool:
-        latency = measure_latency(pool, (448, 448), repeats=5)
-        throughput = measure_throughput(pool, files, num_items=20)
-        kill = measure_kill(pool, files, num_items=40)
+def test_every_figure_of_a_pool_is_measured(whole_pool: EncoderPool) -> None:
+    pool, files = whole_pool, pictures(SIZES)
+    latency = measure_latency(pool, (448, 448), repeats=5)
+    throughput = measure_throughput(pool, files, num_items=20)
+    kill = measure_kill(pool, files, num_items=40)
     assert latency.total_ms > latency.beyond_ms > 0
     assert throughput.num_workers == 2
     assert throughput.hit_rate == 1.0

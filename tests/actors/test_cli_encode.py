@@ -1,6 +1,7 @@
-"""The command as a person runs it: a process of its own, with a Ray of its own."""
+"""The command as a person runs it: a process of its own, with a Ray of its own or one that RAY_ADDRESS names."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,15 +13,17 @@ from typing import Any
 import pytest
 from clips import make_clip
 from fakes import heed_interrupts
+from ray.cluster_utils import Cluster
 from safetensors import safe_open
 
 ROOT = Path(__file__).parents[2]
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, ray_address: str | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "cluster.cli", *arguments]
+    env = os.environ if ray_address is None else {**os.environ, "RAY_ADDRESS": ray_address}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, preexec_fn=heed_interrupts, **pipes)
+    return subprocess.Popen(command, cwd=ROOT, env=env, preexec_fn=heed_interrupts, **pipes)
 
 
 def manifest(out: Path) -> list[dict[str, Any]]:
@@ -60,12 +63,13 @@ def test_a_mixed_folder_is_encoded_in_order_and_its_broken_file_gets_an_error_li
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "own_ray"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_an_interrupted_run_leaves_what_was_encoded(
-    save_picture: Callable[..., Path], tmp_path: Path, number: signal.Signals
+    nodes: Cluster, save_picture: Callable[..., Path], tmp_path: Path, number: signal.Signals, own_ray: bool
 ) -> None:
     picture, out = str(save_picture("a.jpg", 640, 480)), tmp_path / "out"
-    process = start("encode", *[picture] * 3000, "--out", str(out), "--workers", "1")
+    command = ["encode", *[picture] * 3000, "--out", str(out), "--workers", "1"]
+    process = start(*command, ray_address=None if own_ray else nodes.address)
     until_s = time.monotonic() + 150
     assert process.stderr is not None
     for line in process.stderr:  # the first progress line: some items are done, most are not
@@ -85,7 +89,9 @@ def test_an_interrupted_run_leaves_what_was_encoded(
 
 
 @pytest.mark.timeout(180)
-def test_clips_and_pictures_go_through_one_pool(save_picture: Callable[..., Path], tmp_path: Path) -> None:
+def test_clips_and_pictures_go_through_one_pool(
+    nodes: Cluster, save_picture: Callable[..., Path], tmp_path: Path
+) -> None:
     """A clip longer than any graph, a picture, a clip without frames and half a clip."""
     save_picture("media/b.png", 200, 150)
     whole = make_clip(40, (320, 240), fps=2)
@@ -98,7 +104,9 @@ def test_clips_and_pictures_go_through_one_pool(save_picture: Callable[..., Path
         "worker: {device: cpu, encoder: {model: tiny-qwen2.5-vl, token_budgets: [512], video: {max_frames: 16}}}\n"
     )
     out = tmp_path / "out"
-    process = start("encode", str(tmp_path / "media"), "--out", str(out), "--config", str(config))
+    process = start(
+        "encode", str(tmp_path / "media"), "--out", str(out), "--config", str(config), ray_address=nodes.address
+    )
     _, stderr = process.communicate(timeout=150)
     assert process.returncode == 1, stderr
     clip, picture, *broken = manifest(out)

@@ -210,7 +210,7 @@ def test_an_end_leaves_nothing_and_its_clients_hear_of_it(standing: str, picture
 
 def test_resources_that_others_hold_fail_the_start_in_time_and_leave_nothing(nodes: Cluster, pool: EncoderPool) -> None:
     started_s = time.monotonic()
-    config = tiny_config(name="greedy", cpus_per_worker=1.9, start_timeout_s=4)
+    config = tiny_config(name="greedy", cpus_per_worker=1.9, start_timeout_s=1)
     with pytest.raises(WorkerStartError, match=r"asked for 1 x \(1.9 CPU\), the cluster has 4 CPU \(\d[.\d]* free\)"):
         raise_pool(config)
     assert time.monotonic() - started_s < 30
@@ -218,7 +218,7 @@ def test_resources_that_others_hold_fail_the_start_in_time_and_leave_nothing(nod
 
 
 def test_a_queue_brings_a_worker_and_its_end_takes_it_away(nodes: Cluster, pictures: list[Path]) -> None:
-    limits = {"min_workers": 1, "max_workers": 2, "target_queue_ms": 0.1, "up_after_s": 1, "down_after_s": 2}
+    limits = {"min_workers": 1, "max_workers": 2, "target_queue_ms": 0.1, "up_after_s": 0.5, "down_after_s": 1}
     config = tiny_config(num_workers=1, autoscale=limits, cpus_per_worker=CPUS)
     with EncoderPool.start(config) as pool:
         with Load(pool, pictures, pause_s=0.01) as load:
