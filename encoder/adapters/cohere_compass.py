@@ -68,7 +68,7 @@ FAMILY = Family(
         "random-cohere-compass": Preset(
             config=_config({}, {"hidden_size": 3584}),
             summary="Cohere Compass, sizes as in transformers, seeded random weights",
-            token_rule="1 for 32x32 pixels, up to 980; 4 levels side by side",
+            token_rule="1 for 32x32 pixels, up to 980, 384 a clip; 4 levels side by side",
         ),
     },
     make=_make,
