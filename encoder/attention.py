@@ -5,7 +5,7 @@ Backends, fastest first on Hopper: `triton` (our kernel), `cudnn` (the cuDNN fro
 `sdpa` may be captured; boundaries are read on the device, so one capture serves any segment lengths.
 """
 
-# Shapes: P rows (patches), S segments, Q queries a segment, H heads, D width = H x head width.
+# Shapes: P rows (patches), S segments, Q queries a segment, H heads, K head width, D width = H x K.
 
 from __future__ import annotations
 
@@ -86,19 +86,25 @@ def self_attention(backend: str, cu_seqlens: Tensor, num_heads: int, head_width:
     if backend == "cudnn":
         return _cudnn_attention(cu_seqlens, num_heads, head_width, longest)
     if backend == "varlen":
-        from torch.nn.attention.varlen import varlen_attn
 
         def attend_varlen(qkv: Tensor) -> Tensor:
-            q, k, v = qkv.view(-1, 3, num_heads, head_width).unbind(1)
-            out = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
-            assert isinstance(out, Tensor)
-            return out.flatten(1)
+            q_PHK, k_PHK, v_PHK = qkv.view(-1, 3, num_heads, head_width).unbind(1)
+            return varlen_attention(q_PHK, k_PHK, v_PHK, cu_seqlens, longest).flatten(1)
 
         return attend_varlen
 
     return lambda qkv: ragged_attention_reference(
         qkv, cu_seqlens, num_heads, out=qkv.new_zeros(qkv.shape[0], num_heads * head_width)
     )
+
+
+def varlen_attention(q_PHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+    """FlashAttention 2 over the segments, `[P, H, K]`; rows may be strided."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    out = varlen_attn(q_PHK, k_PHK, v_PHK, cu_seqlens, cu_seqlens, longest, longest)
+    assert isinstance(out, Tensor)
+    return out
 
 
 def cross_attention(

@@ -104,22 +104,21 @@ class Glm4v:
 
     def bind(self, modules: Mapping[str, Any]) -> Callable[[Rows], torch.Tensor]:
         """The tower by its parts: as a whole it finds each patch's image by comparing with all of them."""
-        from torch.nn.functional import embedding_bag, linear
+        from torch.nn.functional import linear
 
+        from encoder.kernels.gather import add_weighted_rows_
         from encoder.towers.stock import PatchEmbedding
 
         tower = modules["model.visual."]
         embed = PatchEmbedding(tower.patch_embed.proj, self.pixels)
-        table = tower.embeddings.position_embedding.weight.float()
+        table = tower.embeddings.position_embedding.weight
         # A convolution over the patches of a token, which follow one another: a linear layer.
         downsample = tower.downsample.weight.permute(0, 2, 3, 1).flatten(1), tower.downsample.bias
 
         def forward(rows: Rows) -> torch.Tensor:
             x_PD = tower.post_conv_layernorm(embed(rows.pixels_PC))
             rotary = tower.rotary_pos_emb(x_PD, rows.tables["places"])
-            weights = rows.tables["tap_weights"]
-            positions_PD = embedding_bag(rows.tables["taps"], table, per_sample_weights=weights, mode="sum")
-            x_PD = x_PD + positions_PD.to(x_PD.dtype)
+            add_weighted_rows_(x_PD, table, rows.tables["taps"], rows.tables["tap_weights"])
             for block in tower.blocks:
                 x_PD = block(x_PD, cu_seqlens=rows.cu_seqlens, max_seqlen=len(x_PD), position_embeddings=rotary)
             squares = tower.post_layernorm(x_PD).unflatten(0, (-1, self.merge**2)).flatten(1)

@@ -133,8 +133,7 @@ class KimiK25:
 
     def bind(self, modules: Mapping[str, Any]) -> Callable[[Rows], torch.Tensor]:
         """The tower by its parts: as a whole it counts patches on the host, to average the frames of clips."""
-        from torch.nn.functional import embedding_bag
-
+        from encoder.kernels.gather import add_weighted_rows_
         from encoder.towers.kimi_k25 import pool_frames, unfuse
         from encoder.towers.stock import PatchEmbedding
 
@@ -142,16 +141,14 @@ class KimiK25:
         for layer in tower.layers:
             unfuse(layer.attn)
         embed = PatchEmbedding(tower.patch_embed.proj, self.pixels)
-        table = tower.patch_embed.pos_emb.position_embeddings.flatten(0, 1).float()
-        times = tower.patch_embed.pos_emb.time_position_embeddings.float()
+        table = tower.patch_embed.pos_emb.position_embeddings.flatten(0, 1)
+        times = tower.patch_embed.pos_emb.time_position_embeddings.to(table.dtype)
 
         def forward(rows: Rows) -> torch.Tensor:
-            weights = rows.tables["tap_weights"]
-            positions_PD = embedding_bag(rows.tables["taps"], table, per_sample_weights=weights, mode="sum")
-            if "frames" in rows.tables:
-                positions_PD = positions_PD + times[rows.tables["frames"]]
             x_PD = embed(rows.pixels_PC)
-            x_PD = x_PD + positions_PD.to(x_PD.dtype)
+            add_weighted_rows_(x_PD, table, rows.tables["taps"], rows.tables["tap_weights"])
+            if "frames" in rows.tables:
+                x_PD += times[rows.tables["frames"]]
             rotary = tower.rotary_emb(x_PD, rows.tables["places"])
             for layer in tower.layers:
                 x_PD = layer(x_PD, cu_seqlens=rows.cu_seqlens, max_seqlen=len(x_PD), position_embeddings=rotary)

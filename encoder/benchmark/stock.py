@@ -56,9 +56,11 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) ->
             loops = {"eager, sdpa": EagerLoop(adapter, ViewModel(adapter.family, weights, device, dtype), device)}
         else:
             # Plain attention for images of one segment, FlashAttention 2 (on a GPU) for what has several.
-            alone = GridModel(adapter.family, weights, device, dtype, "sdpa", ragged=False)
+            alone = GridModel(adapter.family, weights, device, dtype, "sdpa", attending="alone")
             loops = {"eager, sdpa": EagerLoop(adapter, alone, device)}
-            ragged = GridModel(adapter.family, weights, device, dtype, "varlen" if on_gpu else "sdpa")
+            ragged = GridModel(
+                adapter.family, weights, device, dtype, "varlen" if on_gpu else "sdpa", attending="ragged"
+            )
             loops["eager, ragged"] = EagerLoop(adapter, ragged, device)
     workloads = make_workloads(adapter, loops["eager, sdpa"].flops_of(), small=not on_gpu)
     peak = matmul_peak(device, dtype, seconds=4.0 if on_gpu else 0.5)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from encoder.kernels.dispatch import runs_on_triton
 
@@ -61,5 +62,5 @@ def add_weighted_rows_reference(
     x_PE: torch.Tensor, table_NE: torch.Tensor, ids_PJ: torch.Tensor, weights_PJ: torch.Tensor
 ) -> torch.Tensor:
     """Twin of `add_weighted_rows_`, not in place."""
-    summed_PE = (table_NE[ids_PJ].float() * weights_PJ[:, :, None]).sum(1)
+    summed_PE = F.embedding_bag(ids_PJ, table_NE.float(), per_sample_weights=weights_PJ, mode="sum")
     return (x_PE.float() + summed_PE).to(x_PE.dtype)

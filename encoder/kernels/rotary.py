@@ -34,8 +34,11 @@ def rotary_rows(
 
 
 def rotate_(qkv_P3E: torch.Tensor, cos_PK2: torch.Tensor, sin_PK2: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Turn the queries and keys of the fused projections in place; returns them."""
+    """Turn the queries and keys of the fused projections in place; returns them. Tables may be of any float type, and
+    columns of wider ones (unit stride along K/2)."""
     assert qkv_P3E.is_contiguous()
+    assert cos_PK2.stride() == sin_PK2.stride()
+    assert cos_PK2.stride(1) == 1
     assert qkv_P3E.shape[1] == 3 * num_heads * 2 * cos_PK2.shape[1]
     if runs_on_triton(qkv_P3E):
         from encoder.kernels.triton_rotary import launch_rotate

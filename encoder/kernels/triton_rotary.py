@@ -16,7 +16,7 @@ def launch_rotate(qkv_P3E: torch.Tensor, cos_PK2: torch.Tensor, sin_PK2: torch.T
     num_rows, half = cos_PK2.shape
     if num_rows:
         _rotate_kernel[(triton.cdiv(num_rows, ROWS), triton.cdiv(2 * num_heads, HEADS))](
-            qkv_P3E, cos_PK2, sin_PK2, num_rows, 2 * num_heads,
+            qkv_P3E, cos_PK2, sin_PK2, num_rows, 2 * num_heads, cos_PK2.stride(0),
             STRIDE=qkv_P3E.shape[1], HALF=half, BLOCK=triton.next_power_of_2(half), ROWS=ROWS, HEADS=HEADS, num_warps=4,
         )  # fmt: skip
     return qkv_P3E
@@ -24,7 +24,7 @@ def launch_rotate(qkv_P3E: torch.Tensor, cos_PK2: torch.Tensor, sin_PK2: torch.T
 
 @triton.jit
 def _rotate_kernel(
-    qkv_ptr, cos_ptr, sin_ptr, num_rows, num_heads,
+    qkv_ptr, cos_ptr, sin_ptr, num_rows, num_heads, angle_stride,
     STRIDE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     # Keys lie right behind the queries, so both are `num_heads` heads of one kind here.
@@ -33,8 +33,8 @@ def _rotate_kernel(
     column = tl.arange(0, BLOCK)[None, None, :]
     in_angles = (row < num_rows) & (column < HALF)
     keep = in_angles & (head < num_heads)
-    cos = tl.load(cos_ptr + row * HALF + column, mask=in_angles, other=0.0)
-    sin = tl.load(sin_ptr + row * HALF + column, mask=in_angles, other=0.0)
+    cos = tl.load(cos_ptr + row * angle_stride + column, mask=in_angles, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + row * angle_stride + column, mask=in_angles, other=0.0).to(tl.float32)
     place = qkv_ptr + row * STRIDE + head * (2 * HALF) + column
     first = tl.load(place, mask=keep, other=0.0).to(tl.float32)
     second = tl.load(place + HALF, mask=keep, other=0.0).to(tl.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from encoder.adapters.grids import Rows
 from encoder.config import Precision
 from encoder.errors import ConfigError
 from encoder.kernels.elementwise import CENTRE, patches_to_pixels
-from encoder.towers.stock_attention import Boundaries, attend_raggedly, within
+from encoder.towers.stock_attention import Boundaries, attend_raggedly, fuse, within
 from encoder.types import AxisKeys, Capacity
 
 if TYPE_CHECKING:
@@ -176,6 +176,10 @@ class PatchEmbedding:
         return torch.nn.functional.linear(x_PC, self.weight, self.bias)
 
 
+Attending = Literal["fused", "ragged", "alone"]
+"""Ours over the modules' weights, the modules' own within segments, or all rows to all: for segments that run alone."""
+
+
 class GridModel:
     """Packed patches of any grids through a family's modules. Implements `EncoderModel`."""
 
@@ -187,13 +191,14 @@ class GridModel:
         dtype: torch.dtype,
         backend: str,
         *,
-        ragged: bool = True,
+        attending: Attending = "fused",
     ) -> None:
-        """Without `ragged` every row attends to every other: for segments that run alone."""
         modules = load_modules(family, weights, device, dtype)
-        if ragged:
-            attend_raggedly(modules)
         self._forward: Callable[[Rows], Tensor] = family.bind(modules)
+        if attending == "fused":
+            fuse(modules)
+        elif attending == "ragged":
+            attend_raggedly(modules)
         self._backend = backend
 
     def reserve(self, longest: int) -> None:

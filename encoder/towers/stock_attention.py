@@ -1,11 +1,13 @@
-"""Our ragged attention inside transformers' modules.
+"""Attention over packed rows inside transformers' modules.
 
-transformers looks attention up by the name in a module's config. Some of its towers hand boundaries on to it and some
-don't, so those of the run are bound around the whole forward instead. The name has to contain "flash", or towers cut
-their rows apart on the host.
+`fuse` exchanges the attention of every layer for ours, over the same weights: one projection gives queries, keys and
+values side by side, positions turn them in place, and the kernel reads them where they lie. `attend_raggedly` leaves
+the modules as they are and only keeps their attention within segments: what our graphs are measured beside.
+
+Some towers hand boundaries on to their layers and some don't, so those of a run are bound around the whole forward.
 """
 
-# Shapes: P rows (patches), H heads, K head width.
+# Shapes: P rows (patches), D model width, H heads, K head width.
 
 from __future__ import annotations
 
@@ -19,9 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from encoder.attention import cross_attention, self_attention
+from encoder.attention import cross_attention, self_attention, varlen_attention
+from encoder.kernels.rotary import rotate_
 
 NAME = "flash_encpool"
+"""In the modules' configs. It has to contain "flash", or towers cut their rows apart on the host."""
+
+_LAYERS = {"self_attn": True, "attention": True, "attn": False}
+"""What layers call their attention, and whether they expect its weights beside what it gives."""
+
+_OUTPUTS = ("out_proj", "o_proj", "proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +46,6 @@ class Boundaries:
 _bound: ContextVar[Boundaries] = ContextVar("boundaries")
 
 
-def pool(query_1D: Tensor, key_PD: Tensor, value_PD: Tensor, num_heads: int) -> Tensor:
-    """One query against the rows of each segment of the run: `[segments, D]`."""
-    bound = _bound.get()
-    return cross_attention(bound.backend, query_1D, key_PD, value_PD, bound.cu_seqlens, num_heads, bound.longest)
-
-
 @contextmanager
 def within(boundaries: Boundaries) -> Iterator[None]:
     """Bind the boundaries of a forward."""
@@ -51,6 +54,69 @@ def within(boundaries: Boundaries) -> Iterator[None]:
         yield
     finally:
         _bound.reset(token)
+
+
+def pool(query_1D: Tensor, key_PD: Tensor, value_PD: Tensor, num_heads: int) -> Tensor:
+    """One query against the rows of each segment of the run: `[segments, D]`."""
+    bound = _bound.get()
+    return cross_attention(bound.backend, query_1D, key_PD, value_PD, bound.cu_seqlens, num_heads, bound.longest)
+
+
+# Ours
+
+
+def fuse(modules: Mapping[str, torch.nn.Module]) -> None:
+    """Exchange the attention of every layer of these modules. Their weights are loaded, and where they will stay."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    attend_raggedly(modules)
+    for layer in (part for module in modules.values() for part in module.modules()):
+        if isinstance(layer, GradientCheckpointingLayer):
+            name = next(name for name in _LAYERS if hasattr(layer, name))
+            setattr(layer, name, PackedAttention(getattr(layer, name), with_weights=_LAYERS[name]))
+
+
+class PackedAttention(torch.nn.Module):
+    """In place of a layer's attention."""
+
+    def __init__(self, stock: Any, *, with_weights: bool) -> None:
+        super().__init__()
+        linears = [stock.qkv] if hasattr(stock, "qkv") else [stock.q_proj, stock.k_proj, stock.v_proj]
+        self._weight_3DD = torch.cat([linear.weight for linear in linears])
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        assert len(biases) in (0, len(linears))
+        self._bias_3D = torch.cat(biases) if biases else None
+        self._out = next(getattr(stock, name) for name in _OUTPUTS if hasattr(stock, name))
+        self._num_heads, self._with_weights = stock.num_heads, with_weights
+        self._head_width = len(self._weight_3DD) // (3 * self._num_heads)
+        _check_scale(getattr(stock, "scaling", None) or stock.scale, self._head_width)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        cu_seqlens: Tensor | None = None,
+        **others: Any,
+    ) -> Tensor | tuple[Tensor, None]:
+        """Rows `[P, D]` or `[1, P, D]`; with offsets of its own, a layer attends within those.
+
+        `position_embeddings` are cosines and sines `[P, K]`, each half of a head's columns turned by the same.
+        """
+        assert attention_mask is None, "packed segments have no mask"
+        bound, half = _bound.get(), self._head_width // 2
+        x_PD = hidden_states.view(-1, hidden_states.shape[-1])
+        qkv_P3D = torch.nn.functional.linear(x_PD, self._weight_3DD, self._bias_3D)
+        if position_embeddings is not None:
+            cos_PK2, sin_PK2 = (table[:, :half] for table in position_embeddings)
+            rotate_(qkv_P3D, cos_PK2, sin_PK2, self._num_heads)
+        cu_seqlens = bound.cu_seqlens if cu_seqlens is None else cu_seqlens
+        attend = self_attention(bound.backend, cu_seqlens, self._num_heads, self._head_width, bound.longest)
+        out: Tensor = self._out(attend(qkv_P3D)).view_as(hidden_states)
+        return (out, None) if self._with_weights else out
+
+
+# The modules' own
 
 
 def attend_raggedly(modules: Mapping[str, torch.nn.Module]) -> None:
@@ -84,15 +150,23 @@ def _attend(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """`[1, P, H, K]`; with offsets of its own (windows), a layer attends within those."""
+    """`[1, P, H, K]`, as transformers calls attention; with offsets of its own, a layer attends within those."""
+    assert attention_mask is None, "packed segments have no mask"
     bound = _bound.get()
     _, num_heads, num_rows, head_width = query_1HPK.shape
-    assert attention_mask is None, "packed segments have no mask"
-    assert scaling is None or abs(scaling * head_width**0.5 - 1) < 1e-6
-    qkv_P3HK = torch.stack([part[0].transpose(0, 1) for part in (query_1HPK, key_1HPK, value_1HPK)], dim=1)
+    if scaling is not None:
+        _check_scale(scaling, head_width)
     cu_seqlens = bound.cu_seqlens if cu_seq_lens_q is None else cu_seq_lens_q
+    q_PHK, k_PHK, v_PHK = (part[0].transpose(0, 1) for part in (query_1HPK, key_1HPK, value_1HPK))
+    if bound.backend == "varlen":
+        return varlen_attention(q_PHK, k_PHK, v_PHK, cu_seqlens, bound.longest)[None], None
     attend = self_attention(bound.backend, cu_seqlens, num_heads, head_width, bound.longest)
+    qkv_P3HK = torch.stack([q_PHK, k_PHK, v_PHK], dim=1)
     return attend(qkv_P3HK.flatten(1)).view(1, num_rows, num_heads, head_width), None
+
+
+def _check_scale(scale: float, head_width: int) -> None:
+    assert abs(scale * head_width**0.5 - 1) < 1e-6, f"attention scaled by {scale}"
 
 
 def _refuse_masks(*_: Any, **__: Any) -> None:

@@ -62,6 +62,13 @@ def test_rotation_equals_its_twin(head_width: int) -> None:
     assert distance(rotated[:, :2], wanted) < 1e-3
 
 
+def test_tables_of_rotation_may_be_columns_of_wider_ones_in_bfloat16() -> None:
+    qkv = torch.randn(517, 3 * 16 * 72, device="cuda", dtype=torch.bfloat16)
+    cos, sin = (torch.cat([table, table], dim=1).bfloat16()[:, :36] for table in angles(517, 72))
+    wanted = rotate_reference(qkv.view(517, 3, 16, -1)[:, :2], cos, sin)
+    assert distance(rotate_(qkv, cos, sin, 16).view(517, 3, 16, -1)[:, :2], wanted) < 1e-3
+
+
 @pytest.mark.parametrize("head_width", [64, 72, 80, 128])
 @pytest.mark.parametrize(
     "lengths", [[64] * 40, [64, 1, 0, 33, 64, 16, 64, 8] * 9, [4] * 300], ids=["whole", "mixed", "many"]
