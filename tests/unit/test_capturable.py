@@ -1,4 +1,4 @@
-"""What a CUDA graph is to hold reads no value on the host, has no shape that depends on one, and stays on the device."""
+"""What a graph is to hold reads no value on the host, has no shape that depends on one, and stays on its device."""
 
 from __future__ import annotations
 
