@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from encoder.kernels.triton_attention import LOG2_E
-from encoder.kernels.triton_widths import split_width
 
 KEYS = 64  # of one step
 PROGRAMS_WANTED = 264  # two for each of 132 multiprocessors
@@ -41,7 +40,7 @@ def launch_cross_attention(
     num_segments = cu_seqlens.shape[0] - 1
     num_queries, width = q.shape[-2:]
     head_width = width // num_heads
-    assert split_width(head_width)["TAIL"] == 0, f"head width {head_width} is not near a power of two"
+    columns = max(16, triton.next_power_of_2(head_width))  # the memory is the limit, not the products
     if out_RE.numel() == 0:
         return
     query_block = min(128, max(16, triton.next_power_of_2(num_queries)))
@@ -56,13 +55,13 @@ def launch_cross_attention(
     _cross_attention_kernel[(num_heads, blocks * splits, num_segments)](
         q, k_PE, v_PE, cu_seqlens, partial_NRE, stats_NRH2, num_queries, rows,
         k_PE.stride(0), v_PE.stride(0), num_queries * width if q.dim() == 3 else 0, scale * LOG2_E,
-        NUM_HEADS=num_heads, HEAD_WIDTH=head_width, COLUMNS=split_width(head_width)["HEAD"],
+        NUM_HEADS=num_heads, HEAD_WIDTH=head_width, COLUMNS=columns,
         QUERIES=query_block, KEYS=KEYS, SPLITS=splits, num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[(rows, num_heads)](
             partial_NRE, stats_NRH2, out_RE, rows,
-            NUM_HEADS=num_heads, HEAD_WIDTH=head_width, COLUMNS=split_width(head_width)["HEAD"],
+            NUM_HEADS=num_heads, HEAD_WIDTH=head_width, COLUMNS=columns,
             SPLITS=splits, num_warps=1,
         )  # fmt: skip
 

@@ -167,6 +167,15 @@ def test_cross_attention_equals_float32(num_queries: int, lengths: list[int], sh
     assert_close(out, wanted)
 
 
+@pytest.mark.parametrize("head_width", [64, 72, 80])
+def test_one_query_pools_the_rows_of_each_segment(head_width: int) -> None:
+    lengths, width = [256, 1, 240, 0], 16 * head_width
+    k_PE, v_PE = random_rows(sum(lengths) + NUM_PAD_ROWS, width), random_rows(sum(lengths) + NUM_PAD_ROWS, width)
+    query, cu_seqlens = random_rows(1, width), offsets(lengths)
+    wanted = ragged_cross_attention_reference(query.float(), k_PE.float(), v_PE.float(), cu_seqlens, 16)
+    assert_close(ragged_cross_attention(query, k_PE, v_PE, cu_seqlens, 16), wanted)
+
+
 @pytest.mark.parametrize("width", [1152, 1024, 1280, 3584, 100])
 @pytest.mark.parametrize("num_rows", [0, 1, 1037])
 def test_norms_equal_float32(width: int, num_rows: int) -> None:
