@@ -123,7 +123,7 @@ def test_the_guards_notice() -> None:
 def test_projections_are_attended_to_where_they_lie(preset: str, num_linears: int) -> None:
     """One projection a layer gives queries, keys and values, and nothing lays them together."""
     adapter = load_adapter(EncoderConfig(model=preset))
-    model, (axis_keys,) = build(adapter), adapter.axis_choices((1, 4, 4))
+    model, axis_keys = build(adapter), adapter.axis_choices((1, 4, 4))[0]
     capacity = adapter.capacity(axis_keys, 64)
     with attention_on_the_device(), Operations() as operations:
         model.forward(inputs_of(adapter, axis_keys, capacity), axis_keys, capacity)
