@@ -93,6 +93,7 @@ class Batcher:
         self._admitted: dict[Priority, dict[Job, None]] = {priority: {} for priority in Priority}
         self._loads = dict.fromkeys(Priority, Load(0.0, 0))  # of the items admitted, as they came
         self._closed: EncoderPoolError | None = None  # why nothing is admitted any more
+        self._awoken = False
         self.aborted = False
 
     @property
@@ -219,10 +220,11 @@ class Batcher:
     # --- to be run -----------------------------------------------------------------------------------------------
 
     def take(self, plan: Plan, *, wait_s: float) -> Batch | None:
-        """The next replay, as `plan` forms it from what waits, or None when nothing came within `wait_s`."""
+        """The next replay, as `plan` forms it from what waits; None when nothing came within `wait_s`, or on `wake`."""
         with self._lock:
             if wait_s > 0:
-                self._runnable.wait_for(lambda: len(self._waiting) or self.aborted, timeout=wait_s)
+                self._runnable.wait_for(lambda: len(self._waiting) or self._awoken or self.aborted, timeout=wait_s)
+                self._awoken = False
             window, expired = self._pop_window()
         for job in expired:
             job.fail(DeadlineError("its deadline passed while it waited in the worker's queue"))
@@ -239,6 +241,12 @@ class Batcher:
                 self._weigh(entry, -1)
             self._tell_of_room()
         return Batch(replay, entries)
+
+    def wake(self) -> None:
+        """End the wait of `take`: there is something else to do."""
+        with self._lock:
+            self._awoken = True
+            self._runnable.notify()
 
     def _pop_window(self) -> tuple[list[Waiting], list[Job]]:
         """The first segments that somebody awaits, and the jobs past their deadline; the rest of the head is gone."""

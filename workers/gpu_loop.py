@@ -1,6 +1,6 @@
 """`GpuLoop`: the one thread that owns the device. It loads, captures, proves itself, and then replays what waits.
 
-Between replays it brings its graphs to what `changer` was asked for (graph_change.py).
+Between replays it brings its graphs to what it was asked for (graph_change.py).
 
 A run that fails is not the end: its items run again apart and eagerly, so that only the guilty one fails; out of
 memory, runs are halved and then the largest graph is dropped. Only a lost device context, or an assertion of ours
@@ -129,6 +129,11 @@ class GpuLoop:
                     self._rescue(batch.entries, error)
             elif self._in_flight:
                 self._land(self._in_flight.popleft())
+
+    def ask(self, keys: Sequence[GraphKey]) -> None:
+        """Hold these graphs from now on. From any thread; returns at once."""
+        self.changer.ask(keys)
+        self._batcher.wake()
 
     def _change_graphs(self) -> None:
         while self._in_flight:

@@ -127,7 +127,7 @@ class EncoderWorker:
         Raises:
             WorkerLostError: the worker has not started, or failed to.
         """
-        self._started_gpu().changer.ask(keys)
+        self._started_gpu().ask(keys)
 
     def find(self, contents: Sequence[bytes], scope: str = "") -> EncodeResult:
         """What the cache holds of these content digests; items that are not `cached` are not there. Encodes nothing.

@@ -23,6 +23,7 @@ from encoder.packing import GraphView, Replay
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
 from encoder.types import Capacity, GraphKey
+from workers import gpu_loop
 from workers.config import WorkerConfig
 from workers.graph_change import CAPTURE_SHARE, Action, Memory, next_step
 from workers.messages import EncodeBatch, EncodeItem, GraphChange, WorkerState
@@ -192,7 +193,7 @@ def change_of(worker: EncoderWorker, keys: Sequence[GraphKey], timeout_s: float 
         if change is not None and change.wanted == tuple(keys) and change.done:
             return change
         assert time.monotonic() < limit_s, change
-        time.sleep(0.03)
+        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -213,6 +214,15 @@ def test_a_worker_turns_to_the_graphs_it_is_asked_for(fake: tuple[FakeRunner, En
     assert change_of(worker, [graph(8).key, graph(16).key]).failed == ()
     assert budgets(worker) == [8, 16]
     assert sorted(view.key.token_budget for view in worker.report().known_graphs) == [4, 8, 16]
+
+
+def test_a_worker_without_work_turns_to_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_loop, "IDLE_WAIT_S", 600.0)
+    worker = started(FakeRunner([graph(4), graph(16)]))
+    try:
+        assert change_of(worker, [graph(8).key], timeout_s=20).failed == ()
+    finally:
+        worker.close()
 
 
 def test_a_capture_that_fails_is_told_and_leaves_the_others_serving(fake: tuple[FakeRunner, EncoderWorker]) -> None:
