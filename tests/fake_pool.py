@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 from fakes import HIDDEN, Clock, fake_adapter, graph, picture, report
 
 from cluster.client import Client
 from cluster.config import PoolConfig
 from cluster.routing.leases import Answer, Ask
 from cluster.routing.router import Router
+from cluster.streams import leasing
 from cluster.streams.transport import WorkerGone
 from encoder.config import EncoderConfig
 from workers.config import WorkerConfig
@@ -118,6 +121,15 @@ def client(pool: FakePool, **changes: Any) -> Client:
     worker = WorkerConfig(encoder=EncoderConfig(model="fake", max_bytes=10_000))
     config = PoolConfig(num_workers=2, worker=worker, **{"items_per_call": 4, "calls_per_worker": 2, **changes})
     return Client(config, fake_adapter(), pool, num_workers=lambda: len(pool.incarnations))
+
+
+@contextmanager
+def retrying_soon() -> Iterator[None]:
+    """Clients ask again after milliseconds, not tens of them: for tests that meet hundreds of refusals."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leasing, "MIN_RETRY_S", 0.001)
+        patch.setattr(leasing, "TRIAL_RETRY_S", 0.002)
+        yield
 
 
 PICTURES = [picture(1, width=50 + 60 * number, height=40 + number) for number in range(30)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_pool import PICTURES, FakePool, client, encoded
+from fake_pool import PICTURES, FakePool, client, encoded, retrying_soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -376,7 +376,8 @@ def test_every_item_ends_in_exactly_one_outcome(faults: list[str]) -> None:
         return encoded(worker_id, batch, failing={0: note} if fault in names else {})
 
     pool.answer = answer
-    outcomes = list(client(pool, recovery_timeout_s=2).encode_many(PICTURES[:14]))
+    with retrying_soon():
+        outcomes = list(client(pool, recovery_timeout_s=2).encode_many(PICTURES[:14]))
     assert [outcome.source for outcome in outcomes] == PICTURES[:14]
     for outcome in outcomes:
         error: EncoderPoolError | None = outcome.error

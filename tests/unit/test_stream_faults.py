@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from fake_pool import PICTURES, FakePool, client, encoded
+from fake_pool import PICTURES, FakePool, client, encoded, retrying_soon
 from fakes import fake_adapter
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,7 +73,7 @@ class FaultyPool(FakePool):
             self._late[call] -= 1
         done = [call for call in calls if self._late.get(call, 0) <= 0]
         if not done:
-            time.sleep(min(timeout_s, 0.005))
+            time.sleep(min(timeout_s, 0.001))
         return super().wait(done, timeout_s) if done else []
 
     def result(self, call: Any) -> EncodeResult:
@@ -107,9 +107,10 @@ class FaultyPool(FakePool):
     faults=st.lists(st.sampled_from(FAULTS), max_size=30),
     lease_faults=st.lists(st.sampled_from(LEASE_FAULTS), max_size=12),
 )
+@retrying_soon()
 def test_every_item_of_two_streams_ends_in_exactly_one_outcome(faults: list[str], lease_faults: list[str]) -> None:
     pool = FaultyPool(faults, lease_faults)
-    one = client(pool, recovery_timeout_s=5, call_timeout_s=0.03)
+    one = client(pool, recovery_timeout_s=5, call_timeout_s=0.01)
     streams: dict[Priority, Iterator[Outcome]] = {
         priority: one.encode_many(PICTURES[:12], priority=priority) for priority in Priority
     }
