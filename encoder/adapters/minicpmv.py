@@ -20,7 +20,7 @@ from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 if TYPE_CHECKING:
     import torch
 
-    from encoder.config import Precision
+    from encoder.config import EncoderConfig, Precision
     from encoder.media import MediaHeader
 
 LADDER = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)  # slices; an image has 1, 3, 4, 5, 6, 7, 9 or 10
@@ -33,22 +33,17 @@ class MiniCPMV:
 
     path = "image"
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        *,
-        name: str,
-        layouts: Sequence[str] = (PACKED,),
-        max_slice_nums: int | None = None,
-        max_segments: int | None = None,
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], *, name: str, encoder: EncoderConfig) -> None:
         """Read a released `config.json`. Raises ConfigError for what is no MiniCPM-V that is known."""
         self.encoder = name
         self.sizes = sizes = read_sizes(config, name)
         self.hidden_size = sizes.token_width
-        self.max_slice_nums = max_slice_nums or sizes.max_slice_nums
+        self.max_slice_nums = encoder.max_slice_nums or sizes.max_slice_nums
         self.layouts = SegmentLayouts(
-            layouts, tokens=sizes.queries, nominal_patches=sizes.nominal_patches, max_segments=max_segments
+            encoder.layouts,
+            tokens=sizes.queries,
+            nominal_patches=sizes.nominal_patches,
+            max_segments=encoder.max_segments_per_graph,
         )
         self.axes: tuple[CaptureAxis, ...] = (CaptureAxis(name="layout", keys=self.layouts.keys),)
         self._config = dict(config)
@@ -73,12 +68,7 @@ class MiniCPMV:
 
     def probe(self, header: MediaHeader) -> ItemShape:
         """Slices of an image, overview first."""
-        grids = self._grids(self.plan(header.width, header.height))
-        return ItemShape(
-            grids=grids,
-            num_patches=sum(rows * columns for _, rows, columns in grids),
-            num_tokens=len(grids) * self.sizes.queries,
-        )
+        return ItemShape.of([self.measure(grid) for grid in self._grids(self.plan(header.width, header.height))])
 
     def measure(self, grid: Grid) -> SegmentShape:
         """A slice gives Q tokens, whatever its grid."""

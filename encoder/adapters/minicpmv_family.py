@@ -15,15 +15,8 @@ if TYPE_CHECKING:
 
 
 def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> MiniCPMV:
-    if read_sizes(config, name).version != "2.5":
-        return MiniCPMVideo(config, name=name, encoder=encoder)
-    return MiniCPMV(
-        config,
-        name=name,
-        layouts=encoder.layouts,
-        max_slice_nums=encoder.max_slice_nums,
-        max_segments=encoder.max_segments_per_graph,
-    )
+    takes_video = read_sizes(config, name).version != "2.5"
+    return (MiniCPMVideo if takes_video else MiniCPMV)(config, name=name, encoder=encoder)
 
 
 def _released(version: str, hidden_size: int, query_num: int, vision: Mapping[str, Any]) -> dict[str, Any]:

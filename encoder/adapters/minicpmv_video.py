@@ -42,13 +42,7 @@ class MiniCPMVideo(MiniCPMV):
 
     def __init__(self, config: Mapping[str, Any], *, name: str, encoder: EncoderConfig) -> None:
         """Raises ConfigError as `MiniCPMV` does."""
-        super().__init__(
-            config,
-            name=name,
-            layouts=encoder.layouts,
-            max_slice_nums=encoder.max_slice_nums,
-            max_segments=encoder.max_segments_per_graph,
-        )
+        super().__init__(config, name=name, encoder=encoder)
         self._video = encoder.video
         self.timed = self.sizes.version == "4.5"
         if self.timed:
