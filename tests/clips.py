@@ -1,12 +1,19 @@
-"""Small video files, made by PyAV."""
+"""Small video files, made by PyAV, and a clip of drawn frames."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import av
 import numpy as np
+from PIL import Image
+
+from encoder.media import MediaHeader
+from encoder.pictures import draw_picture
+from encoder.video import Video
+
+DRAWN_SIZE = (150, 100)
 
 INTERLACED = 0x40000 | 0x20000000
 """Flags of FFmpeg's encoders: fields in motion estimation and in DCTs."""
@@ -68,3 +75,17 @@ def make_sound() -> bytes:
         for packet in stream.encode():
             output.mux(packet)
     return buffer.getvalue()
+
+
+class DrawnFrames(Video):
+    """A clip without a file, whose frames are drawn when they are asked for."""
+
+    def __init__(self, num_frames: int, frames_per_s: float = 2.0) -> None:
+        width, height = DRAWN_SIZE
+        super().__init__(b"", MediaHeader(width=width, height=height, num_frames=num_frames, frames_per_s=frames_per_s))
+        self.given = 0
+
+    def frames(self, numbers: Sequence[int]) -> Iterator[Image.Image]:
+        for number in numbers:
+            self.given += 1
+            yield draw_picture(*DRAWN_SIZE, number)

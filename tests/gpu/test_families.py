@@ -6,9 +6,10 @@ import random
 
 import pytest
 import torch
+from clips import DrawnFrames
 from family_cases import CASES
 
-from encoder.adapters.base import Segment
+from encoder.adapters.base import Segment, TakesVideo
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig
 from encoder.pictures import draw_picture
@@ -41,8 +42,11 @@ def test_replay_equals_eager_in_changing_mixes(preset: str, output: str) -> None
     eager = make_runner(config.model_copy(update={"graphs": False}))
     exact = make_runner(config.model_copy(update={"graphs": False, "dtype": "float32"}))
     segments: list[Segment] = []
-    for seed, (width, height) in enumerate(SIZES):
+    sizes = next(case.sizes for case in CASES if case.preset == preset)
+    for seed, (width, height) in enumerate([*SIZES, *sizes]):
         segments += adapter.prepare(draw_picture(width, height, seed))
+    if isinstance(adapter, TakesVideo):
+        segments += adapter.prepare_video(DrawnFrames(7))
     alone = [eager.encode([segment])[0] for segment in segments]
     for ours, wanted in zip(alone, exact.encode(segments), strict=True):
         assert distance(ours, wanted) < BF16_TOLERANCE

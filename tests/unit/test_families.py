@@ -21,7 +21,7 @@ from family_cases import CASES, Case, save_reference
 from PIL import Image
 
 from encoder.adapters.grids import GridAdapter
-from encoder.adapters.registry import load_adapter
+from encoder.adapters.registry import FAMILIES, families, load_adapter
 from encoder.adapters.views import ViewAdapter
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
@@ -131,6 +131,13 @@ def test_presets_write_what_transformers_reads(preset: str, tmp_path: Path) -> N
     assert not report["mismatched_keys"]
     adapter = load_adapter(EncoderConfig(model=str(tmp_path / "ours")))
     assert load_tensors(tmp_path / "ours", adapter.weight_shapes()).keys() == adapter.weight_shapes().keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_small_preset_and_one_of_a_released_size(family: str) -> None:
+    presets = families()[family].presets
+    assert {preset.split("-")[0] for preset in presets} == {"tiny", "random"}
+    assert all(about.summary and about.token_rule for about in presets.values())
 
 
 @pytest.mark.parametrize("preset", ["tiny-siglip", "tiny-clip", "tiny-dinov3"])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from clips import DRAWN_SIZE as SIZE
+from clips import DrawnFrames
 from family_cases import beside, piece_by_piece, save_reference
 from PIL import Image
 from released import functions_of
@@ -23,13 +25,10 @@ from encoder.adapters.qwen_vl import QwenVL
 from encoder.adapters.registry import PROCESSOR_FILES, load_adapter, resolve_model
 from encoder.adapters.tiles import Pixels, Tile
 from encoder.config import EncoderConfig, VideoConfig
-from encoder.media import MediaHeader
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
-from encoder.video import Video
 
 TOLERANCE = 1e-4
-SIZE = (150, 100)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +43,6 @@ class ClipCase:
 
     def __str__(self) -> str:
         return self.preset.removeprefix("tiny-")
-
-
-class DrawnFrames(Video):
-    """A clip of frames drawn when they are asked for."""
-
-    def __init__(self, num_frames: int, frames_per_s: float = 2.0) -> None:
-        super().__init__(
-            b"", MediaHeader(width=SIZE[0], height=SIZE[1], num_frames=num_frames, frames_per_s=frames_per_s)
-        )
-        self.given = 0
-
-    def frames(self, numbers: Sequence[int]) -> Iterator[Image.Image]:
-        for number in numbers:
-            self.given += 1
-            yield draw_picture(*SIZE, number)
 
 
 def pixels_of(pixels: Pixels, frames: Sequence[Image.Image], tile: Tile) -> torch.Tensor:
