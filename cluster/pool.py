@@ -76,7 +76,9 @@ class EncoderPool:
         self._on_close = on_close
         self._roster = Roster(name)
         self._roster.keep([worker.worker_id for worker in control.status().workers])
-        transport = RayTransport(router, self._roster, timeout_s=ROUTER_TIMEOUT_S)
+        transport = RayTransport(
+            router, self._roster, timeout_s=ROUTER_TIMEOUT_S, max_shared_bytes=config.max_shared_bytes
+        )
         self._gate = transport.gate
         self._clients = clients_of(config, transport)
         self.client.export = partial(RayExporter().export, self.client.meter.samples)

@@ -6,6 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from encoder.travel import travels
+
 Grid = tuple[int, int, int]
 """Frames, rows and columns of one segment, in patches."""
 
@@ -22,6 +24,7 @@ class SegmentShape:
     num_tokens: int
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemShape:
     """Size of one image or video, known from its header alone."""

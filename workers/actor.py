@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from encoder.travel import MESSAGE_BYTES, from_bytes, to_bytes
 from encoder.types import GraphKey
 from workers import spans
 from workers.config import WorkerConfig
@@ -22,6 +23,7 @@ from workers.messages import Beat, EncodeBatch, EncodeResult, Heard, WorkerRepor
 from workers.metrics import samples_of
 from workers.priority import Priority
 from workers.ray_metrics import RayExporter
+from workers.slabs import SlabMaps, encode_lent
 
 logger = logging.getLogger(__name__)
 
@@ -55,14 +57,17 @@ class EncoderWorkerActor:
         self._exporter = RayExporter()
         self._interval_s = config.report_interval_s
         self._settled: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._slabs = SlabMaps()
         self._worker = EncoderWorker(config, worker_id, on_settled=self._settled.put)
         self._worker.start()
         threading.Thread(target=self._report_for_ever, name="reporter", daemon=True).start()
 
     @ray.method(concurrency_group="batch")  # interactive calls name theirs
-    def encode(self, batch: EncodeBatch) -> EncodeResult:
-        """See `EncoderWorker.encode`."""
-        return self._worker.encode(batch)
+    def encode(self, call: bytes | EncodeBatch) -> bytes | EncodeResult:
+        """See `EncoderWorker.encode`. Both ways, what carries no large arrays travels as bytes."""
+        batch: EncodeBatch = from_bytes(call) if isinstance(call, bytes) else call
+        result = encode_lent(self._worker, self._slabs, batch)
+        return to_bytes(result) if result.tokens_TE.nbytes <= MESSAGE_BYTES else result
 
     @ray.method(concurrency_group="ctl")
     def cancel(self, call_id: str, numbers: Sequence[int] | None = None) -> None:
@@ -104,6 +109,7 @@ class EncoderWorkerActor:
         while True:
             report = self._worker.report()
             self._exporter.export(partial(samples_of, report))
+            self._slabs.sweep()
             try:
                 if registered != (report.state, report.graphs):
                     ray.get(self._router.register.remote(report), timeout=ROUTER_TIMEOUT_S)
@@ -116,7 +122,7 @@ class EncoderWorkerActor:
                     outcomes=outcomes_since(told, report.stats),
                     traced=self._worker.tracer.take(),
                 )
-                answer: Any = ray.get(self._router.beat.remote(beat), timeout=ROUTER_TIMEOUT_S)
+                answer: Any = ray.get(self._router.hear.remote(to_bytes(beat)), timeout=ROUTER_TIMEOUT_S)
                 heard = Heard(answer)
                 self._worker.tracer.is_on = heard is Heard.TRACING
                 if heard is Heard.UNKNOWN:

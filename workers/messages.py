@@ -14,6 +14,7 @@ import numpy as np
 from encoder.errors import ERRORS, EncodeError, EncoderPoolError
 from encoder.graph_use import GraphUse
 from encoder.packing import GraphView
+from encoder.travel import travels
 from encoder.types import GraphKey, Grid, ItemShape
 from workers.cache import CacheStats
 from workers.priority import Priority
@@ -30,6 +31,7 @@ class WorkerState(StrEnum):
     FAILED = "failed"  # it could not start, or its device is lost; the error says why
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorNote:
     """An error as a name of `encoder.errors.ERRORS` and its message, for travel and for logs."""
@@ -49,6 +51,7 @@ class ErrorNote:
         return ERRORS.get(self.name, EncoderPoolError)(self.message)
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeItem:
     """One item of a call."""
@@ -60,6 +63,20 @@ class EncodeItem:
     scope: str | None = ""  # whose it is: the cache answers only what came under the same name; None: no cache for it
 
 
+@travels
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loan:
+    """A slab lent for one call: see slabs.py."""
+
+    pid: int  # of the client
+    fd: int  # of the slab there
+    name: str  # that no other slab has
+    num_bytes: int
+    encoded: tuple[tuple[int, int], ...] | None  # first byte and end of each item's; None: they are in the call
+    room_at: int  # from here to the end there is room for tokens
+
+
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeBatch:
     """One call to a worker."""
@@ -69,8 +86,11 @@ class EncodeBatch:
     priority: Priority = Priority.BATCH
     trace: str = ""  # context of the caller's span: see spans.py
     client: str = ""  # whose call it is; empty: of somebody who is never given up
+    num_outputs: int = 0  # numbers that the tokens of all items have together, as their shapes predict; 0: unknown
+    loan: Loan | None = None
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemResult:
     """What became of one item. Its tokens are `num_tokens` rows of the call's array; none when it failed."""
@@ -83,6 +103,7 @@ class ItemResult:
     error: ErrorNote | None = None
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeResult:
     """Answer to an `EncodeBatch`, item by item in its order."""
@@ -91,6 +112,8 @@ class EncodeResult:
     dtype: str  # of the tokens: "float32", "float16" or "bfloat16"
     tokens_TE: np.ndarray  # rows of all items end to end; uint16 words when the dtype is bfloat16
     items: tuple[ItemResult, ...]
+    reached: bool = False  # the worker has opened the slab that was lent for the call
+    shared: tuple[int, int] | None = None  # rows and width of tokens that it left there; None: in `tokens_TE`
 
     @property
     def offsets(self) -> list[int]:
@@ -134,6 +157,7 @@ class TracedItem:
     ms: float  # from the first launch to the last landing
 
 
+@travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
     """A worker's short report to the router: that it lives, which leases it has settled, and what it did meanwhile."""

@@ -15,6 +15,8 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 
+import numpy as np
+
 from encoder.errors import EncoderPoolError, WorkerLostError, WorkerStartError
 from encoder.runner import EncoderRunner
 from encoder.types import GraphKey
@@ -79,8 +81,11 @@ class EncoderWorker:
         self._started.wait(timeout_s)
         return self._state
 
-    def encode(self, batch: EncodeBatch) -> EncodeResult:
+    def encode(self, batch: EncodeBatch, room: np.ndarray | None = None) -> EncodeResult:
         """Encode a call's items and return once each is settled. An item fails alone.
+
+        Args:
+            room: bytes to leave the tokens in, if they fit.
 
         Raises:
             WorkerLostError: the worker has not started, or failed to.
@@ -91,7 +96,15 @@ class EncoderWorker:
             for job in jobs:
                 record_stages(job, here)
             self.tracer.note(jobs, batch.items, gpu.runner.adapter.encoder)
-            return self._answer(jobs, gpu.runner)
+            return self._answer(jobs, gpu.runner, room)
+
+    def refuse(self, batch: EncodeBatch, error: EncoderPoolError) -> EncodeResult:
+        """Take nothing of a call on board: each of its items fails with this error. Raises as `encode` does."""
+        gpu = self._started_gpu()
+        jobs = [self._intake.job(item, gpu, batch.priority) for item in batch.items]
+        for job in jobs:
+            job.fail(error)
+        return self._answer(jobs, gpu.runner)
 
     def _run(self, batch: EncodeBatch, gpu: GpuLoop) -> list[Job]:
         """Jobs of a call's items, all of them settled."""
@@ -142,9 +155,9 @@ class EncoderWorker:
             raise WorkerLostError(f"{self.worker_id} is {self._state}")
         return self._gpu
 
-    def _answer(self, jobs: Sequence[Job], runner: EncoderRunner) -> EncodeResult:
+    def _answer(self, jobs: Sequence[Job], runner: EncoderRunner, room: np.ndarray | None = None) -> EncodeResult:
         started_s = self._now_s()
-        result = answer(self.worker_id, jobs, runner)
+        result = answer(self.worker_id, jobs, runner, room)
         self._counts.answered(len(result.tokens_TE), self._now_s() - started_s)
         return result
 

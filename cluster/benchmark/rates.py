@@ -15,6 +15,7 @@ from cluster.benchmark.simulated import BATCH, asks, simulated_router
 from cluster.routing.assign import WorkerView
 from cluster.routing.leases import Answer, Ask
 from cluster.routing.router import Router
+from encoder.travel import from_bytes, to_bytes
 
 KEPT_CALLS = 4  # calls in flight; older ones are settled between the timed ones
 
@@ -74,18 +75,18 @@ def _bare_all(views: list[WorkerView], num_calls: int, rng: random.Random) -> fl
 
 
 class _BenchActor:
-    """A router with simulated workers, and a method that returns an answer of the same size at once."""
+    """A router with simulated workers, asked as clients do, and a plain method that returns such an answer at once."""
 
     def __init__(self, num_workers: int) -> None:
         self._router = simulated_router(num_workers, random.Random(0))
         self._answers: list[Answer] = []
 
-    def lease(self, ask: Ask) -> Any:
-        answer = self._router.lease(ask)
+    def ask(self, ask: bytes) -> bytes:
+        answer = self._router.lease(Ask._make(from_bytes(ask)))
         self._answers.append(answer)
-        return answer
+        return to_bytes(tuple(answer))
 
-    def at_once(self, ask: Ask) -> Any:
+    def at_once(self, ask: Ask) -> Answer:
         return self._answers[0]
 
     def settle(self) -> None:
@@ -105,12 +106,15 @@ def measure_actor(num_workers: int, *, num_calls: int, repeats: int = 7) -> dict
     try:
         actor: Any = ray.remote(_BenchActor).options(num_cpus=0).remote(num_workers)
         calls = asks(num_calls, random.Random(1))
-        times: dict[str, list[float]] = {"lease": [], "at_once": []}
+        times: dict[str, list[float]] = {"ask": [], "at_once": []}
         for _ in range(repeats + 1):
             for method in times:
                 started_s = time.perf_counter()
                 for ask in calls:
-                    ray.get(getattr(actor, method).remote(ask))
+                    if method == "ask":
+                        from_bytes(ray.get(actor.ask.remote(to_bytes(tuple(ask)))))
+                    else:
+                        ray.get(actor.at_once.remote(ask))
                 times[method].append(time.perf_counter() - started_s)
             ray.get(actor.settle.remote())
         return {method: num_calls * BATCH / statistics.median(taken[1:]) for method, taken in times.items()}

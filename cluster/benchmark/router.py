@@ -37,7 +37,7 @@ def table(report: dict[str, Any]) -> str:
     ]
     parts = [aligned(header, rows, right=header)]
     if report["actor"]:
-        lease, at_once = report["actor"]["lease"], report["actor"]["at_once"]
+        lease, at_once = report["actor"]["ask"], report["actor"]["at_once"]
         parts.append(
             f"through the actor, {BATCH} items a call: {lease:,.0f} items/s, "
             f"{lease / at_once:.0%} of {at_once:,.0f} by a method that returns at once"

@@ -135,7 +135,7 @@ class WakingTransport:
     """A transport whose waits also end when somebody calls `wake`."""
 
     def __init__(self, inner: Transport) -> None:
-        """The calls that `inner` makes must be Ray's object references."""
+        """The calls that `inner` makes must be `RayCall`s."""
         self._inner = inner
         self._changed = threading.Condition()
         self._finished: set[Any] = set()
@@ -160,7 +160,7 @@ class WakingTransport:
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
         """See `Transport`."""
         call = self._inner.start(worker_id, batch)
-        call.future().add_done_callback(lambda _: self._finish(call))
+        call.when_done(lambda: self._finish(call))
         return call
 
     def _finish(self, call: Any) -> None:

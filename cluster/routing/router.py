@@ -28,6 +28,7 @@ from cluster.routing.worker_index import WorkerIndex
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig
+from encoder.travel import from_bytes, to_bytes
 from encoder.types import Grid
 from workers import spans
 from workers.costs import CostTable
@@ -371,7 +372,11 @@ class RouterActor(Router):
         spans.set_up("encpool-router")
         self._exporter = RayExporter()
 
-    def beat(self, beat: Beat) -> Heard:
+    def ask(self, ask: bytes) -> bytes:
+        """See `Router.lease`: an `Ask` and an `Answer`, as plain tuples."""
+        return to_bytes(tuple(self.lease(Ask._make(from_bytes(ask)))))
+
+    def hear(self, beat: bytes) -> int:
         """See `Router.beat`. They come at least once a second or so: the time to tell Ray the metrics."""
         self._exporter.export(self.samples)
-        return super().beat(beat)
+        return int(self.beat(from_bytes(beat)))

@@ -81,6 +81,7 @@ class Calls:
             priority=first.priority,
             trace=spans.header(span),
             client=self._client.client_id,
+            num_outputs=sum(item.shape.num_tokens for item in items) * self._client.adapter.hidden_size,
         )
         assert first.lease is not None
         is_trial = first.is_suspect

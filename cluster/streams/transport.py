@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +17,9 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from cluster.lifecycle.roster import Roster
 from cluster.routing.assign import NO_WORKER_RETRY_MS
 from cluster.routing.leases import Answer, Ask, Refusal
+from cluster.streams.slabs import Lent, Slabs
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError, PoolSaturatedError
+from encoder.travel import MESSAGE_BYTES, from_bytes, to_bytes
 from workers.messages import EncodeBatch, EncodeResult
 
 logger = logging.getLogger(__name__)
@@ -99,11 +102,41 @@ class Gate:
             return self._changed.wait_for(lambda: not self._num_inside, timeout_s)
 
 
-@dataclass(frozen=True, eq=False)
-class Unsent:
-    """A call to a worker that is not there."""
+@dataclass(slots=True, eq=False)
+class RayCall:
+    """A call under way, and its answer once that was fetched."""
 
     worker_id: str
+    ref: Any = None  # of the answer; None: the worker is not there
+    lent: Lent | None = None  # what went beside the message
+    answer: Future[bytes | EncodeResult] | None = None
+
+    def when_done(self, then: Callable[[], object]) -> None:
+        """Call `then`, from any thread, when `result` would return at once."""
+        if self.ref is None:
+            then()
+            return
+        self.answer = self.ref.future()
+        self.answer.add_done_callback(lambda _: then())
+
+    def fetch(self, timeout_s: float) -> bytes | EncodeResult:
+        """The answer. Raises GetTimeoutError, and what came instead."""
+        if self.answer is not None:
+            return self.answer.result(timeout_s)
+        answer: bytes | EncodeResult = ray.get(self.ref, timeout=timeout_s)
+        return answer
+
+    def await_alone(self, timeout_s: float) -> bool:
+        """Fetch the answer as soon as it is there; whether it came in time. One step less than to wait, then fetch."""
+        answer: Future[bytes | EncodeResult] = Future()
+        try:
+            answer.set_result(self.fetch(timeout_s))
+        except GetTimeoutError:
+            return False
+        except Exception as error:  # whatever the call came to: `fetch` raises it
+            answer.set_exception(error)
+        self.answer = answer
+        return True
 
 
 class RayTransport:
@@ -113,12 +146,13 @@ class RayTransport:
     is asked who is there.
     """
 
-    def __init__(self, router: Any, roster: Roster, *, timeout_s: float) -> None:
-        """`timeout_s` bounds calls to the router."""
+    def __init__(self, router: Any, roster: Roster, *, timeout_s: float, max_shared_bytes: int = 0) -> None:
+        """`timeout_s` bounds calls to the router, `max_shared_bytes` memory that is lent to workers near by."""
         self.gate = Gate()
         self.roster = roster
         self._router = router
         self._timeout_s = timeout_s
+        self._slabs = Slabs(max_shared_bytes)
         self._census: Any = None  # a question under way: who is there
         self._census_s = time.monotonic()
         self._census_lock = threading.Lock()
@@ -131,8 +165,8 @@ class RayTransport:
         try:
             with self.gate:
                 self._follow()
-                answer: Answer = ray.get(self._router.lease.remote(ask), timeout=self._timeout_s)
-                return answer
+                answer = ray.get(self._router.ask.remote(to_bytes(tuple(ask))), timeout=self._timeout_s)
+                return Answer._make(from_bytes(answer))
         except ActorDiedError as error:  # not one that restarts: somebody has ended the pool
             raise PoolClosedError("the pool was ended: its router is gone") from error
         except (RayActorError, GetTimeoutError) as error:
@@ -164,27 +198,33 @@ class RayTransport:
             with self.gate:
                 # A group of its own, or the call would queue behind those of batch items for one of their threads.
                 encode = self.roster.handle(worker_id).encode.options(concurrency_group=str(batch.priority))
-                return encode.remote(batch)
+                sent, lent = self._slabs.lend(worker_id, batch)
+                is_small = sum(item.encoded.nbytes for item in sent.items) <= MESSAGE_BYTES
+                return RayCall(worker_id, encode.remote(to_bytes(sent) if is_small else sent), lent)
         except ValueError:  # it left the pool a moment ago
-            return Unsent(worker_id)
+            return RayCall(worker_id)
         except RayError as error:
             raise PoolSaturatedError(f"Ray has no room for {len(batch.items)} items: {error}") from error
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         with self.gate:
-            unsent = [call for call in calls if isinstance(call, Unsent)]
-            sent = [call for call in calls if not isinstance(call, Unsent)]
-            done = ray.wait(sent, num_returns=len(sent), timeout=0)[0] if sent else []
-            if not done and not unsent and timeout_s > 0:
-                done, _ = ray.wait(sent, num_returns=1, timeout=timeout_s)
-            return [*unsent, *done]
+            done = [call for call in calls if call.ref is None]
+            refs = {call.ref: call for call in calls if call.ref is not None}
+            if len(calls) == 1 and not done and timeout_s > 0:
+                return [call for call in calls if call.await_alone(timeout_s)]
+            ready = ray.wait(list(refs), num_returns=len(refs), timeout=0)[0] if refs else []
+            if not ready and not done and timeout_s > 0:
+                ready, _ = ray.wait(list(refs), num_returns=1, timeout=timeout_s)
+            return [*done, *(refs[ref] for ref in ready)]
 
     def result(self, call: Any) -> EncodeResult:
         try:
             with self.gate:
-                if isinstance(call, Unsent):
+                if call.ref is None:
                     raise WorkerAway(f"{call.worker_id} has left the pool")
-                result: EncodeResult = ray.get(call, timeout=FETCH_TIMEOUT_S)
+                answer = call.fetch(FETCH_TIMEOUT_S)
+                result: EncodeResult = from_bytes(answer) if isinstance(answer, bytes) else answer
+                return result if call.lent is None else self._slabs.receive(call.lent, result)
         except EncoderPoolError:  # raised by the worker: Ray keeps its type
             raise
         except RayTaskError as error:  # a bug of ours in the worker: the traceback is in its log
@@ -192,7 +232,6 @@ class RayTransport:
         except RayError as error:
             kind = WorkerAway if any(said in str(error) for said in NEVER_SENT) else WorkerGone
             raise kind(f"{type(error).__name__}: {error}") from error
-        return result
 
     def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
         with self.gate, suppress(ValueError):  # it left the pool, and the call with it
@@ -200,7 +239,9 @@ class RayTransport:
 
     def suspect(self, incarnation: str) -> None:
         with self.gate:
-            self.roster.drop(incarnation.rpartition("/")[0])
+            worker_id = incarnation.rpartition("/")[0]
+            self.roster.drop(worker_id)
+            self._slabs.forget(worker_id)
             self._router.suspect.remote(incarnation)
 
     def release(self, lease_ids: Sequence[int]) -> None:

@@ -82,6 +82,20 @@ def test_a_path_and_its_bytes_are_encoded_as_the_runner_does(
         assert {"decode", "wait", "replay", "call", "total"} == embedding.timings.keys()
 
 
+def test_large_pictures_and_their_tokens_go_through_memory_that_the_client_lends(
+    pool: EncoderPool, save_picture: SavePicture, reference: Callable[[bytes], torch.Tensor]
+) -> None:
+    data = save_picture("large.png", 1344, 896).read_bytes()
+    slabs = pool.client.transport._slabs  # type: ignore[attr-defined]
+    for worker in ("worker-0", "worker-1"):
+        slabs.forget(worker)
+    tokens = [pool.encode(data).tokens for _ in range(6)]
+    assert max(slabs._reach.values()) == 4, "float32 of a CPU"
+    assert slabs.num_bytes > 0
+    for tokens_TE in tokens:
+        torch.testing.assert_close(tokens_TE, reference(data), rtol=1e-5, atol=1e-5)
+
+
 def test_a_mixed_folder_comes_back_right_and_in_order_though_a_worker_is_killed(
     pool: EncoderPool, folder: list[Path], reference: Callable[[bytes], torch.Tensor]
 ) -> None:

@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnavailableError
 from cluster.lifecycle import local_ray
 from cluster.lifecycle.roster import Roster
 from cluster.routing.leases import pack
-from cluster.streams.transport import Gate, RayTransport, WorkerAway, WorkerGone
+from cluster.streams.transport import Gate, RayCall, RayTransport, WorkerAway, WorkerGone
 from encoder.errors import PoolClosedError, WorkerStartError
 
 
@@ -157,5 +157,5 @@ def test_a_call_that_never_left_is_told_from_one_whose_worker_died(
 
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(WorkerGone) as caught:
-        RayTransport(object(), Roster("none"), timeout_s=1).result(1)
+        RayTransport(object(), Roster("none"), timeout_s=1).result(RayCall("w", 1))
     assert type(caught.value) is kind
