@@ -65,7 +65,7 @@ def test_tokens_equal_the_reference(
     snapshot: Path, pictures: list[Image.Image], expected: list[torch.Tensor], layout: str
 ) -> None:
     runner = EncoderRunner.from_config(
-        EncoderConfig(model=str(snapshot), dtype="float32", layouts=LAYOUTS[layout], token_budgets=(96, 192)), "cpu"
+        EncoderConfig(model=str(snapshot), dtype="float32", layouts=LAYOUTS[layout], token_budgets=(96, 128)), "cpu"
     )
     runner.capture()
     segments = [segment for picture in pictures for segment in runner.adapter.prepare(picture)]
