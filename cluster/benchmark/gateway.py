@@ -125,13 +125,13 @@ def measure_beside(
     )
 
 
-def measure_memory(url: str, file: Path, *, connections: int, requests: int) -> dict[str, Any]:
-    """Resident bytes of this process, which holds the gateway, after each tenth of the requests."""
-    resident = []
-    for _ in range(10):
-        run_load(url, file, connections=connections, requests=max(1, requests // 10))
+def measure_memory(url: str, file: Path, *, connections: int, requests: int, num_looks: int = 10) -> dict[str, Any]:
+    """Resident bytes of this process, which holds the gateway, after each of so many equal parts of the requests."""
+    resident, part = [], max(1, requests // num_looks)
+    for _ in range(num_looks):
+        run_load(url, file, connections=connections, requests=part)
         resident.append(resident_bytes())
-    return {"requests": 10 * max(1, requests // 10), "resident_bytes": resident}
+    return {"requests": num_looks * part, "resident_bytes": resident}
 
 
 def resident_bytes() -> int:

@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -94,14 +94,17 @@ def files_of(layer: str) -> list[Path]:
     return sorted((ROOT / layer).rglob("*.py"))
 
 
-def imports_of(file: Path) -> Iterator[str]:
+@cache
+def imports_of(file: Path) -> frozenset[str]:
     """Names of all modules that a file imports, anywhere in it."""
+    names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} imports relatively"
-            yield node.module or ""
+            names.add(node.module or "")
+    return frozenset(names)
 
 
 def packages_imported_by(layer: str) -> set[str]:
