@@ -15,10 +15,19 @@ from workers.job import Job
 from workers.messages import EncodeResult, ErrorNote, ItemResult
 
 
-def answer(worker_id: str, jobs: Sequence[Job], runner: EncoderRunner, room: np.ndarray | None = None) -> EncodeResult:
-    """What a call's jobs, all settled, came to, in their order; the tokens in `room` if they fit into these bytes."""
+def answer(
+    worker_id: str, jobs: Sequence[Job], runner: EncoderRunner, room: np.ndarray | None = None, *, shared: bool
+) -> EncodeResult:
+    """What a call's jobs, all settled, came to, in their order; the tokens in `room` if they fit into these bytes.
+
+    `shared`: jobs may share their rows with others, such as the cache; an answer is its owner's to change.
+    """
     blocks = [block for job in jobs for block in job.outputs if block is not None]
-    out_TE = gather(blocks, room) if blocks else torch.empty(0, runner.adapter.hidden_size, dtype=runner.dtype)
+    out_TE = (
+        gather(blocks, room, shared=shared)
+        if blocks
+        else torch.empty(0, runner.adapter.hidden_size, dtype=runner.dtype)
+    )
     words = out_TE.view(torch.uint16) if runner.dtype == torch.bfloat16 else out_TE
     return EncodeResult(
         worker_id=worker_id,
@@ -38,18 +47,15 @@ def answer(worker_id: str, jobs: Sequence[Job], runner: EncoderRunner, room: np.
     )
 
 
-def gather(blocks: Sequence[torch.Tensor], room: np.ndarray | None = None) -> torch.Tensor:
-    """All rows end to end: in `room` if they fit into these bytes, else in memory of their own.
-
-    A single block is not copied, though a job may share it with others: what comes of it is to be read only.
-    """
+def gather(blocks: Sequence[torch.Tensor], room: np.ndarray | None = None, *, shared: bool = False) -> torch.Tensor:
+    """All rows end to end: in `room` if they fit into these bytes, else in memory of their own, or of a lone block."""
     first = blocks[0]
     num_rows, width = sum(len(block) for block in blocks), first.shape[1]
     num_bytes = num_rows * width * first.itemsize
     if room is not None and num_bytes <= len(room):
         out_TE = torch.from_numpy(room[:num_bytes]).view(first.dtype).view(num_rows, width)
         return torch.cat(list(blocks), out=out_TE)
-    return first if len(blocks) == 1 else torch.cat(list(blocks))
+    return first if len(blocks) == 1 and not shared else torch.cat(list(blocks))
 
 
 def record_stages(job: Job, trace: str) -> None:

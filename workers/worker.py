@@ -157,7 +157,7 @@ class EncoderWorker:
 
     def _answer(self, jobs: Sequence[Job], runner: EncoderRunner, room: np.ndarray | None = None) -> EncodeResult:
         started_s = self._now_s()
-        result = answer(self.worker_id, jobs, runner, room)
+        result = answer(self.worker_id, jobs, runner, room, shared=self.config.cache_bytes > 0)
         self._counts.answered(len(result.tokens_TE), self._now_s() - started_s)
         return result
 

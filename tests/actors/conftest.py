@@ -28,11 +28,12 @@ def nodes() -> Iterator[Cluster]:
     """A head with four CPUs, by whatever number of cores; a node that dies is noticed within seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE", "disabled"))
-        for name, value in NOTICE_DEATHS.items():  # as a pool that connects by itself
-            patch.setenv(name, value)
         head = {"num_cpus": 4, "num_gpus": 0, "include_dashboard": False, "_system_config": NOTICE_SOON}
         nodes = Cluster(initialize_head=True, head_node_args=head)
-        ray.init(address=nodes.address, namespace="encpool", logging_level=logging.WARNING)
+        with pytest.MonkeyPatch.context() as settings:
+            for name, value in NOTICE_DEATHS.items():  # as a pool that connects by itself
+                settings.setenv(name, value)
+            ray.init(address=nodes.address, namespace="encpool", logging_level=logging.WARNING)
         yield nodes
         ray.shutdown()
         nodes.shutdown()

@@ -98,7 +98,7 @@ def test_a_large_item_is_never_in_memory_as_text(dtype: str, encoding: str) -> N
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert num_bytes > 3e6
-    assert peak < 1e6
+    assert peak < num_bytes / 3  # with what other threads of this process take meanwhile
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64"])
