@@ -11,8 +11,11 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import time
 import uuid
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +24,8 @@ from encoder.travel import MESSAGE_BYTES
 from workers.messages import EncodeBatch, EncodeResult, Loan
 
 MIN_SLAB_BYTES, MAX_SLAB_BYTES = 2**20, 2**28  # sizes are powers of two; what nobody writes to takes no memory
-MAX_IDLE_BYTES = 2**27  # of slabs that are kept for the next calls
+IDLE_S = 1.0  # a slab that nobody needed for so long is closed, but for
+KEPT_BYTES = 2**24  # of small ones
 NOTHING = np.empty(0, np.uint8)
 WORDS = {"bfloat16": np.uint16, "float16": np.float16, "float32": np.float32}
 
@@ -55,8 +59,9 @@ class Slabs:
     max_bytes: int
     """Of all slabs together; a call that would need more goes without."""
 
+    now_s: Callable[[], float] = time.monotonic
     _alive: dict[str, int] = field(default_factory=dict)  # sizes by name
-    _idle: dict[int, list[Slab]] = field(default_factory=dict)  # by size
+    _idle: dict[int, list[tuple[float, Slab]]] = field(default_factory=dict)  # by size, and since when
     _reach: dict[str, int] = field(default_factory=dict)  # by worker, once tried: bytes of its numbers; 0: none
 
     @property
@@ -108,7 +113,7 @@ class Slabs:
     def _take(self, num_bytes: int) -> Slab | None:
         size = max(MIN_SLAB_BYTES, 1 << (num_bytes - 1).bit_length())
         try:
-            return self._idle[size].pop()
+            return self._idle[size].pop()[1]  # the latest: its pages are still near
         except (KeyError, IndexError):
             pass
         if size > MAX_SLAB_BYTES or self.num_bytes + size > self.max_bytes:
@@ -120,9 +125,18 @@ class Slabs:
         return slab
 
     def _put_back(self, slab: Slab) -> None:
-        idle = self._idle.setdefault(len(slab.memory), [])
-        if sum(size * len(slabs) for size, slabs in list(self._idle.items())) + len(slab.memory) <= MAX_IDLE_BYTES:
-            idle.append(slab)
+        self._idle.setdefault(len(slab.memory), []).append((self.now_s(), slab))
+
+    def trim(self) -> None:
+        """Close what nobody has needed lately. To be called now and then."""
+        kept_bytes = 0
+        for size, idle in sorted(self._idle.items()):
+            for entry in list(idle):
+                if kept_bytes + size <= KEPT_BYTES or self.now_s() - entry[0] < IDLE_S:
+                    kept_bytes += size
+                else:
+                    with suppress(ValueError):  # it is lent again
+                        idle.remove(entry)
 
 
 def new_slab(num_bytes: int) -> Slab | None:

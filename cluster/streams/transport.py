@@ -251,6 +251,7 @@ class RayTransport:
     def hello(self, client: str) -> None:
         with self.gate:
             self._router.hello.remote(client)
+        self._slabs.trim()  # hellos come as long as calls may, and once more
 
     def quarantine(self, left_s: dict[bytes, float]) -> None:
         with self.gate:

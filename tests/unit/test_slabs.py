@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fakes import TOKENS, Clock, FakeRunner, errors, item, loader, picture
 
-from cluster.streams.slabs import MAX_IDLE_BYTES, MIN_SLAB_BYTES, Lent, Slabs
+from cluster.streams.slabs import IDLE_S, KEPT_BYTES, MIN_SLAB_BYTES, Lent, Slabs
 from encoder.config import EncoderConfig
 from encoder.travel import MESSAGE_BYTES, from_bytes, to_bytes
 from workers.config import WorkerConfig
@@ -207,16 +207,21 @@ def test_other_calls_go_without(slabs: Slabs, contents: list[bytes], num_outputs
     assert slabs.num_bytes == 0
 
 
-def test_idle_slabs_are_kept_within_bounds(near: Near) -> None:
-    slabs = Slabs(2**40)
-    large = MAX_IDLE_BYTES // 2
-    calls = [lend(slabs, batch(num_outputs=large // 4 - 1000)) for _ in range(4)]
-    assert slabs.num_bytes == 4 * large
-    for sent, lent in calls:
-        slabs.receive(lent, near.call(sent))
-    del calls, sent, lent
+def test_idle_slabs_are_closed_but_for_small_ones(near: Near) -> None:
+    clock = Clock()
+    slabs = Slabs(2**40, now_s=clock)
+    for large in (KEPT_BYTES, MIN_SLAB_BYTES):
+        slabs.forget("w")  # or the bytes would need room beside the tokens
+        calls = [lend(slabs, batch(num_outputs=large // 4)) for _ in range(2)]
+        for sent, lent in calls:
+            slabs.receive(lent, near.call(sent))
+        del calls, sent, lent
     gc.collect()
-    assert slabs.num_bytes == MAX_IDLE_BYTES
+    slabs.trim()
+    assert slabs.num_bytes == 2 * KEPT_BYTES + 2 * MIN_SLAB_BYTES
+    clock.now += IDLE_S
+    slabs.trim()
+    assert slabs.num_bytes == 2 * MIN_SLAB_BYTES
 
 
 def test_a_worker_closes_what_nobody_lends_any_more(near: Near) -> None:
