@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.config import PoolConfig
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
+from cluster.lifecycle.local_ray import NOTICE_DEATHS
 from cluster.lifecycle.roster import NAMESPACE, actor_name
 from encoder.errors import ConfigError, WorkerStartError
 from workers.messages import ErrorNote
@@ -64,6 +65,7 @@ def raise_gateway(config: PoolConfig, number: int = 0) -> str:
         "name": actor_name(config.name, name),
         "namespace": NAMESPACE,
         "lifetime": "detached",
+        "runtime_env": {"env_vars": {name: os.environ.get(name, value) for name, value in NOTICE_DEATHS.items()}},
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
     }
     actor_class = remote(num_cpus=config.gateway.num_cpus, max_restarts=-1, max_concurrency=4)(GatewayActor)

@@ -67,7 +67,7 @@ NOTICE_DEATHS = {
 }
 """With Ray's own settings (1000 ms both) the calls to an actor that was killed and restarts fail after 1.0 to 1.6 s:
 it waits to learn more of the death, and looks once a second. With these they fail after 0.10 to 0.15 s (measured on two
-busy cores). They hold for processes that connect through us."""
+busy cores). They hold for processes that connect through us, and for the gateway of a standing pool."""
 
 _lock = threading.Lock()  # Ray has one connection a process, and starts or ends it in one thread
 _own: OwnRay | None = None

@@ -8,11 +8,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cluster.lifecycle.head import AUTH_VARIABLES, Head
+from cluster.lifecycle.local_ray import NOTICE_DEATHS
 from cluster.lifecycle.processes import born
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +58,9 @@ def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
     assert over_http.returncode == 0, over_http.stderr
     assert "1 items in" in over_http.stdout
 
+    noticing = environment_of("ray::GatewayActor", f"ENCPOOL_STATE_DIR={tmp_path / 'state'}").items()
+    assert NOTICE_DEATHS.items() <= noticing  # it is a client of the pool, like a program that connects
+
     told = json.loads(encpool("status", "--json").stdout)
     assert (told["name"], told["num_ready"], told["workers"][0]["worker"]) == ("photos", 1, "worker-0")
     assert [(one["note"], one["num_changes"]) for one in told["replanning"]] == [("not looked at yet", 0)]
@@ -72,3 +77,15 @@ def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
     after = encpool("status")
     assert after.returncode == 1
     assert "no Ray cluster is named, and none was started by `encpool up`" in after.stderr
+
+
+def environment_of(title: str, entry: str) -> dict[str, str]:
+    """What the one process with this title, and this entry in its environment, was started with."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdecimal() and (process / "cmdline").read_bytes().startswith(title.encode()):
+                entries = (process / "environ").read_text().split("\0")
+                found += [entries] if entry in entries else []
+    (entries,) = found
+    return dict(one.split("=", 1) for one in entries if "=" in one)

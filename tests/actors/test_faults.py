@@ -125,37 +125,41 @@ def test_two_thousand_items_come_back_once_and_right_though_a_worker_dies_every_
 
 
 @pytest.mark.timeout(120)
-def test_items_of_a_killed_worker_are_on_another_within_seconds(
-    crowd: EncoderPool, pictures: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under load: from SIGKILL to the first call that takes its items elsewhere."""
-    wait_for(lambda: crowd.stats().num_ready == 3)
-    transport = crowd.client.transport
-    start, suspect = transport.start, transport.suspect
-    suspected: dict[str, float] = {}
-    started: list[float] = []
+def test_items_of_a_killed_worker_are_on_another_within_two_seconds(crowd: EncoderPool, pictures: list[Path]) -> None:
+    """Mostly after 0.2 to 0.6 s; a machine that is busy elsewhere gets a second chance."""
+    times_s = [first_redispatch_s(crowd, pictures)]
+    if times_s[0] >= 2:
+        times_s.append(first_redispatch_s(crowd, pictures))
+    print(f"first re-dispatch after {times_s} s")
+    assert min(times_s) < 2
 
-    def note_suspect(incarnation: str) -> None:
-        suspected.setdefault(incarnation, time.monotonic())
-        suspect(incarnation)
+
+def first_redispatch_s(pool: EncoderPool, pictures: list[Path]) -> float:
+    """Under load: from SIGKILL to the first call that takes an item of the last call to the victim elsewhere."""
+    wait_for(lambda: pool.stats().num_ready == 3)
+    pids = {member.worker_id: member.pid for member in pool.members()}
+    transport = pool.client.transport
+    start = transport.start
+    on_board: list[Any] = []  # what was read of each item: copies of a picture are other items
+    killed_s = num_ended = 0.0
+    times_s: list[float] = []
 
     def note_start(worker_id: str, batch: EncodeBatch) -> Any:
-        started.append(time.monotonic())
-        return start(worker_id, batch)
-
-    monkeypatch.setattr(transport, "suspect", note_suspect)
-    monkeypatch.setattr(transport, "start", note_start)
-    victim = crowd.members()[0]
-    killed_s = 0.0
-    for number, outcome in enumerate(crowd.encode_many(pictures * 15)):
-        assert outcome.error is None
-        if number == 100:
+        nonlocal killed_s
+        call = start(worker_id, batch)
+        if not killed_s and num_ended > 100:
+            on_board.extend(item.encoded for item in batch.items)
             killed_s = time.monotonic()
-            os.kill(victim.pid, signal.SIGKILL)
-    noticed_s = suspected[victim.incarnation]
-    again_s = min(moment for moment in started if moment >= noticed_s)
-    print(f"noticed after {noticed_s - killed_s:.2f} s, first re-dispatch after {again_s - killed_s:.2f} s")
-    assert again_s - killed_s < 5  # calls to a killed actor fail within 0.15 s; the rest is a busy machine
+            os.kill(pids[worker_id], signal.SIGKILL)
+        elif any(item.encoded is one for item in batch.items for one in on_board):
+            times_s.append(time.monotonic() - killed_s)
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transport, "start", note_start)
+        for num_ended, outcome in enumerate(pool.encode_many(pictures * 15)):  # noqa: B007
+            assert outcome.error is None
+    return times_s[0]
 
 
 @pytest.mark.timeout(180)
