@@ -3,14 +3,15 @@
     vllm serve MODEL --ec-transfer-config '{"ec_connector": "EncpoolECConnector", "ec_role": "ec_consumer",
         "ec_connector_module_path": "cluster.vllm_ec_connector", "ec_connector_extra_config": {"pool": "default"}}'
 
-Encode the picture in the pool first, then send it (or only its `uuid`) to vLLM with the hexadecimal digest of its
-bytes as `uuid`, which `to_vllm` and `workers.cache_keys.content_digest` give: vLLM asks under that name. What the
-pool does not have, vLLM encodes itself.
+Encode the picture in the pool first, then send it to vLLM with the hexadecimal digest of its bytes as `uuid`, which
+`to_vllm` and `workers.cache_keys.content_digest` give: vLLM asks under that name, as long as it has its processor cache
+or prefix caching on, and no `mm_processor_kwargs` come with the request. What the pool does not have, or has in another
+number of rows than vLLM expects (other limits of slices or pixels, a picture turned by EXIF), vLLM encodes itself.
 
 Only the scheduler's side talks to the pool. It takes the rows when vLLM asks whether they exist and sends them along
 with the step's metadata, so that an eviction in between cannot leave a promise unkept. Written against
-`ECConnectorBase` as vLLM publishes it (vllm/distributed/ec_transfer/ec_connector/base.py, with `has_cache_item` of
-one identifier).
+`ECConnectorBase` as vLLM publishes it (vllm/distributed/ec_transfer/ec_connector/base.py: `has_cache_item` of one
+identifier, `ensure_cache_available` where there is one).
 """
 
 # Shapes: T rows of an item, E width of a token.
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 DIGEST_CHARS = 32
 MAX_HELD = 256  # items taken from the pool for requests that the scheduler has not placed yet
+MAX_EXPECTED = 4096
 FORGET_MISS_S = 1.0  # how soon the pool is asked again for what it did not have
 
 
@@ -80,6 +82,7 @@ class EncpoolECConnector(ECConnectorBase):
         self._find = find
         self._held_TE: OrderedDict[str, torch.Tensor] = OrderedDict()
         self._missed_s: dict[str, float] = {}
+        self._num_expected: OrderedDict[str, int] = OrderedDict()  # rows, of items of requests that came
         self._to_load: dict[str, torch.Tensor] = {}
         if find is None and role is ECConnectorRole.SCHEDULER:
             from cluster.lookup import Lookup
@@ -90,8 +93,20 @@ class EncpoolECConnector(ECConnectorBase):
 
     # --- in the scheduler ----------------------------------------------------------------------------------------
 
+    def ensure_cache_available(self, request: Request, num_computed_tokens: int) -> bool:
+        """A request comes: how many rows each of its items has in vLLM. Nothing is in transit, ever.
+
+        Versions of vLLM without this call meet a wrong number in `update_state_after_alloc`, where it is an error.
+        """
+        for index, feature in enumerate(request.mm_features):
+            self._num_expected[feature.identifier] = request.get_num_encoder_embeds(index)
+            self._num_expected.move_to_end(feature.identifier)
+        while len(self._num_expected) > MAX_EXPECTED:
+            self._num_expected.popitem(last=False)
+        return True
+
     def has_cache_item(self, identifier: str) -> bool:
-        """Whether the pool has it; then its rows are here already."""
+        """Whether the pool has it, as vLLM needs it; then its rows are here already."""
         if identifier in self._held_TE:
             return True
         digest = as_digest(identifier)
@@ -101,6 +116,10 @@ class EncpoolECConnector(ECConnectorBase):
         if now_s - self._missed_s.get(identifier, float("-inf")) < FORGET_MISS_S:
             return False
         (rows_TE,) = self._find.find([digest], scope=self._scope)
+        num_expected = self._num_expected.get(identifier)
+        if rows_TE is not None and num_expected not in (None, len(rows_TE)):
+            logger.warning("%s", _other_number(identifier, len(rows_TE), num_expected))
+            rows_TE = None
         if rows_TE is None:
             if len(self._missed_s) >= MAX_HELD:
                 self._missed_s.clear()
@@ -114,7 +133,7 @@ class EncpoolECConnector(ECConnectorBase):
     def update_state_after_alloc(self, request: Request, index: int) -> None:
         """vLLM has made room for the item: its rows go with the next step.
 
-        Raises EncodeError when they are not as many as vLLM expects: the pool encodes another way than vLLM would.
+        vLLM calls this too for what it encodes itself. Raises EncodeError when the rows are not as many as it expects.
         """
         identifier = request.mm_features[index].identifier
         if not self.is_consumer or not self.has_cache_item(identifier):
@@ -122,10 +141,7 @@ class EncpoolECConnector(ECConnectorBase):
         rows_TE = self._held_TE.pop(identifier)
         num_expected = request.get_num_encoder_embeds(index)
         if len(rows_TE) != num_expected:
-            raise EncodeError(
-                f"the pool has {len(rows_TE)} rows for {identifier}, vLLM expects {num_expected}; give both the same "
-                f"model and the same limits of slices or pixels"
-            )
+            raise EncodeError(_other_number(identifier, len(rows_TE), num_expected))
         self._to_load[identifier] = rows_TE
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> EncpoolECMetadata:
@@ -146,6 +162,13 @@ class EncpoolECConnector(ECConnectorBase):
 
     def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
         """Nothing: the pool keeps what it encodes itself."""
+
+
+def _other_number(identifier: str, num_rows: int, num_expected: int | None) -> str:
+    return (
+        f"the pool has {num_rows} rows for {identifier}, vLLM expects {num_expected}; give both the same "
+        f"model and the same limits of slices or pixels"
+    )
 
 
 def as_digest(identifier: str) -> bytes | None:

@@ -54,6 +54,9 @@ class ECConnectorBase(ABC):
     @abstractmethod
     def has_cache_item(self, identifier: str) -> bool: ...
 
+    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+        return True
+
     @abstractmethod
     def update_state_after_alloc(self, request: Any, index: int) -> None: ...
 
