@@ -60,7 +60,10 @@ def add(commands: Commands) -> None:
     drain.add_argument("--replace", action="store_true", help="start another one instead")
     drain.set_defaults(run=run_drain)
 
-    down = commands.add_parser("down", help="end a pool at once, and the Ray head that `up` started with the last one")
+    down = commands.add_parser(
+        "down",
+        help="end a pool once its gateways have answered what they have; with the last one ends our Ray head",
+    )
     add_pool(down)
     down.set_defaults(run=run_down)
 
@@ -186,6 +189,7 @@ def run_drain(parsed: argparse.Namespace) -> int:
 
 def run_down(parsed: argparse.Namespace) -> int:
     """End a pool, and our head with the last one."""
+    from cluster.gateway.actor import drain_gateways
     from cluster.lifecycle import local_ray
     from cluster.lifecycle.head import running_head, stop_abandoned, stop_unused
     from cluster.lifecycle.roster import pools_here
@@ -202,7 +206,10 @@ def run_down(parsed: argparse.Namespace) -> int:
         name = None
         if parsed.pool is not None or pools_here() or not ours:
             name = _choose(parsed.pool)
-            end_pool(name)
+            try:
+                drain_gateways(name, say=_say)
+            finally:  # interrupted, it ends at once
+                end_pool(name)
             print(f"pool {name!r} has ended")
         last = ours and not pools_here()
     finally:

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.config import PoolConfig
 from cluster.gateway.config import GatewayConfig
-from cluster.gateway.threaded import GatewayThread
+from cluster.gateway.threaded import GatewayThread, settle
 from cluster.lifecycle.local_ray import NOTICE_DEATHS
-from cluster.lifecycle.roster import NAMESPACE, actor_name
+from cluster.lifecycle.roster import NAMESPACE, actor_name, find_actor, parts_of
 from encoder.errors import ConfigError, WorkerStartError
+from workers import spans
 from workers.messages import ErrorNote
 
 START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 5.0
+PREFIX = "gateway-"  # of the names of their actors, before a number
+
+
+class UnderWay(NamedTuple):
+    """Requests that a gateway has not answered yet, and how long it waits for them when it ends."""
+
+    num_requests: int
+    timeout_s: float
 
 
 class GatewayActor:
@@ -31,11 +43,13 @@ class GatewayActor:
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
         from cluster.pool import EncoderPool
 
+        spans.set_up("encpool-gateway")
         self._failure: ErrorNote | None = None
         self._gateway = GatewayThread(None, config)
         try:
             self._gateway.start()
             self._gateway.attach(EncoderPool.connect(pool))
+            settle()
         except Exception as error:  # edge of a process: who waits for the start hears of it
             self._failure = ErrorNote.of(error, otherwise=WorkerStartError)
 
@@ -44,6 +58,11 @@ class GatewayActor:
         if self._failure is not None:
             raise self._failure.to_error()
         return self._gateway.url
+
+    def under_way(self) -> UnderWay:
+        """What `drain` would wait for."""
+        assert self._gateway.gateway is not None
+        return UnderWay(self._gateway.gateway.num_requests, self._gateway.gateway.config.drain_timeout_s)
 
     def drain(self) -> bool:
         """Refuse new requests and wait for those under way; whether all were answered in time."""
@@ -60,7 +79,7 @@ def raise_gateway(config: PoolConfig, number: int = 0) -> str:
         WorkerStartError: its process could not start.
     """
     remote: Any = ray.remote  # its type hints lack some options
-    name = f"gateway-{number}"
+    name = f"{PREFIX}{number}"
     options = {
         "name": actor_name(config.name, name),
         "namespace": NAMESPACE,
@@ -81,3 +100,31 @@ def raise_gateway(config: PoolConfig, number: int = 0) -> str:
             raise WorkerStartError(f"the gateway's process could not start: {error}") from error
         raise
     return url
+
+
+def drain_gateways(pool: str, *, say: Callable[[str], object]) -> None:
+    """Let the gateways of a standing pool answer what they have; from now on they refuse what comes.
+
+    Each waits for as long as its `drain_timeout_s` says. One that does not answer is left as it is.
+    """
+    waits: dict[Any, float] = {}
+    for part in parts_of(pool):
+        if not part.startswith(PREFIX):
+            continue
+        with suppress(ValueError, RayError):  # it has gone meanwhile, or hangs
+            gateway = find_actor(pool, part)
+            under_way: UnderWay = ray.get(gateway.under_way.remote(), timeout=ANSWER_TIMEOUT_S)
+            waits[gateway.drain.remote()] = under_way.timeout_s
+            if under_way.num_requests:
+                say(
+                    f"draining {part}: {under_way.num_requests} requests under way, {under_way.timeout_s:g} s at most; "
+                    f"Ctrl-C ends it at once"
+                )
+    if waits:
+        done, late = ray.wait(list(waits), num_returns=len(waits), timeout=max(waits.values()) + ANSWER_TIMEOUT_S)
+        in_time = 0
+        for call in done:
+            with suppress(RayError):
+                in_time += ray.get(call)
+        if in_time < len(done) + len(late):
+            say("some requests were not answered in time")

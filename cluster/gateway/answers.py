@@ -145,7 +145,13 @@ class _Writer:
                 await self._within(self._response.write(view[start : start + PIECE_BYTES]))
 
     async def end(self) -> web.StreamResponse:
+        """To the last byte: once a request is over, this process may end."""
+        transport = self._request.transport
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.set_write_buffer_limits(high=0)
         await self._within(self._response.write_eof())
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.set_write_buffer_limits()
         return self._response
 
     async def _within(self, writing: Coroutine[Any, Any, None]) -> None:

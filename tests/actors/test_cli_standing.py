@@ -7,12 +7,17 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import msgpack
 import pytest
+from http_calls import Caller
 
+from cluster.gateway.wire import MSGPACK
 from cluster.lifecycle.head import AUTH_VARIABLES, Head
 from cluster.lifecycle.local_ray import NOTICE_DEATHS
 from cluster.lifecycle.processes import born
@@ -34,6 +39,35 @@ def encpool(tmp_path: Path) -> Iterator[Command]:
     yield run
     if (tmp_path / "state/head.json").exists():
         run("down")
+
+
+class Half:
+    """A request whose body has come in part."""
+
+    def __init__(self, caller: Caller, picture: bytes) -> None:
+        self._body = msgpack.packb({"items": [picture]})
+        self._socket = caller.socket()
+        head = f"POST /v1/encode HTTP/1.1\r\nHost: x\r\nContent-Type: {MSGPACK}\r\nContent-Length: {len(self._body)}"
+        self._socket.sendall(head.encode() + b"\r\nConnection: close\r\n\r\n" + self._body[:10])
+        while not caller.get("/v1/stats").value["in_flight"]["requests"]:
+            time.sleep(0.02)
+
+    def finish(self) -> bytes:
+        """Send the rest; the answer."""
+        self._socket.sendall(self._body[10:])
+        answer = b""
+        while chunk := self._socket.recv(2**16):
+            answer += chunk
+        return answer
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@contextmanager
+def half_a_request(url: str, picture: bytes) -> Iterator[Half]:
+    with Caller(url) as caller, closing(Half(caller, picture)) as half:
+        yield half
 
 
 @pytest.mark.timeout(400)
@@ -69,8 +103,19 @@ def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
     assert more.returncode == 1
     assert "400 workers need 400 CPUs, the cluster has" in more.stderr
 
-    down = encpool("down")
+    with half_a_request(url, save_picture("late.png").read_bytes()) as request, ThreadPoolExecutor(1) as thread:
+        ending = thread.submit(encpool, "down")
+        with Caller(url) as other:
+            while other.get("/health").value != {"status": "draining"}:
+                assert not ending.done(), ending.result()
+                time.sleep(0.02)
+            refused = other.msgpack(items=[b"x"])
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert b"HTTP/1.1 200" in request.finish(), "what was under way is answered"
+        down = ending.result()
     assert down.returncode == 0, down.stderr
+    assert "draining gateway-0: 1 requests under way, 30 s at most" in down.stderr
+    assert "in time" not in down.stderr
     assert f"and the Ray head at {head.address} with it" in down.stdout
     assert born(head.pid) is None
     assert not Path(head.temp_dir).exists()

@@ -135,6 +135,30 @@ def test_a_reader_who_stands_still_is_hung_up_on_whatever_he_asked_for(as_msgpac
     assert [type(error) for error in serve(send, use)] == [SlowReader]
 
 
+@pytest.mark.parametrize("as_msgpack", [True, False])
+def test_an_answer_has_left_the_process_when_its_request_ends(as_msgpack: bool) -> None:
+    left: list[int] = []
+
+    async def send(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.set_write_buffer_limits(high=2**24)  # so that nothing waits before the end
+        sent = await send_whole(
+            request, "m", [answer(1000, 500)], encoding="base64", as_msgpack=as_msgpack, write_timeout_s=30
+        )
+        left.append(request.transport.get_write_buffer_size())
+        return sent
+
+    async def use(url: str) -> None:
+        async with ClientSession() as session:
+            for _ in range(2):  # over one connection
+                async with session.get(url) as reply:
+                    await asyncio.sleep(0.1)
+                    assert len(await reply.read()) > 2e6
+
+    assert serve(send, use) == []
+    assert left == [0, 0]
+
+
 def test_a_short_answer_is_text_with_its_length() -> None:
     async def send(request: web.Request) -> web.StreamResponse:
         return await send_whole(request, "m", [answer(3, 4)], encoding="float", as_msgpack=False, write_timeout_s=30)
