@@ -171,16 +171,21 @@ class Client:
                     )
                 yield outcome
 
-    def assign(self, requests: Sequence[LeaseRequest], priority: Priority, *, trace: str = "") -> list[Lease | Refusal]:
-        """A lease or a refusal for each request; on the way the router's quarantine is heard."""
+    def assign(
+        self, requests: Sequence[LeaseRequest], priority: Priority, *, traces: Sequence[str] = ()
+    ) -> list[Lease | Refusal]:
+        """A lease or a refusal for each request; on the way the router's quarantine is heard.
+
+        `traces`: what each item's owner is doing, if anybody traces.
+        """
         asked_s = time.monotonic()
-        with spans.span("encpool.lease", trace, items=len(requests)) as here:
+        with spans.SharedSpan("encpool.lease", traces) as here:
             ask = pack(
                 requests,
                 priority=priority,
                 client=self.client_id,
                 edition=self.trials.heard,
-                trace=here,
+                traces=here,
                 model=self.model,
             )
             answer = self.transport.lease(ask)

@@ -84,7 +84,7 @@ class EncodeBatch:
     call_id: str  # names the call for `cancel`
     items: tuple[EncodeItem, ...]
     priority: Priority = Priority.BATCH
-    trace: str = ""  # context of the caller's span: see spans.py
+    traces: tuple[str, ...] = ()  # context of each item's span at the caller, if any has one: see spans.py
     client: str = ""  # whose call it is; empty: of somebody who is never given up
     num_outputs: int = 0  # numbers that the tokens of all items have together, as their shapes predict; 0: unknown
     loan: Loan | None = None

@@ -91,10 +91,10 @@ class EncoderWorker:
             WorkerLostError: the worker has not started, or failed to.
         """
         gpu = self._started_gpu()
-        with spans.span("encpool.encode", batch.trace, worker=self.worker_id, items=len(batch.items)) as here:
+        with spans.SharedSpan("encpool.encode", batch.traces, worker=self.worker_id) as here:
             jobs = self._run(batch, gpu)
-            for job in jobs:
-                record_stages(job, here)
+            for job, trace in zip(jobs, here, strict=False):  # none at all where nobody traces
+                record_stages(job, trace)
             self.tracer.note(jobs, batch.items, gpu.runner.adapter.encoder)
             return self._answer(jobs, gpu.runner, room)
 

@@ -13,13 +13,14 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from cluster.benchmark.http_load import run_load
 from cluster.config import PoolConfig
-from cluster.gateway.threaded import GatewayThread
+from cluster.gateway.threaded import GatewayThread, settle
 from cluster.pool import EncoderPool
 from cluster.tables import aligned
 from encoder.benchmark.files import save_json, two_panels
@@ -70,6 +71,8 @@ def bench_gateway(
         "num_workers": config.num_workers,
         "picture_bytes": len(picture),
         "connections": connections,
+        "num_cpus": os.cpu_count(),
+        "versions": {name: version(name) for name in ("ray", "torch", "aiohttp")},
         "beside": [],
     }
     with tempfile.TemporaryDirectory(prefix="encpool-bench-") as folder:
@@ -80,6 +83,7 @@ def bench_gateway(
             gateway = config.gateway.model_copy(update={"port": 0, "tokens_file": None, "requests_per_s": None})
             sized = config.model_copy(update={"worker": worker, "groups": ()})
             with EncoderPool.start(sized) as pool, GatewayThread(pool, gateway) as thread:
+                settle()
                 many = num_items * (10 if cached else 1)
                 beside = measure_beside(
                     pool, thread.url, file, cached=cached, repeats=repeats, num_items=many, connections=connections
@@ -126,18 +130,18 @@ def measure_beside(
 
 
 def measure_memory(url: str, file: Path, *, connections: int, requests: int, num_looks: int = 10) -> dict[str, Any]:
-    """Resident bytes of this process, which holds the gateway, after each of so many equal parts of the requests."""
-    resident, part = [], max(1, requests // num_looks)
+    """Bytes of this process, which holds the gateway, after each of so many equal parts of the requests."""
+    own, part = [], max(1, requests // num_looks)
     for _ in range(num_looks):
         run_load(url, file, connections=connections, requests=part)
-        resident.append(resident_bytes())
-    return {"requests": num_looks * part, "resident_bytes": resident}
+        own.append(own_bytes())
+    return {"requests": num_looks * part, "own_bytes": own}
 
 
-def resident_bytes() -> int:
-    """Of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def own_bytes() -> int:
+    """Memory of this process alone: without Ray's object store, pages of which count once they were touched."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
 def picture_bytes() -> bytes:
@@ -162,12 +166,13 @@ def table(report: dict[str, Any]) -> str:
         )
         for row in report["beside"]
     ]
-    resident = report["memory"]["resident_bytes"]
+    own = report["memory"]["own_bytes"]
     return (
-        f"{report['model']} on {report['num_workers']} workers, a picture of {report['picture_bytes'] / 1e3:.0f} KB, "
-        f"{report['connections']} connections\n\n{aligned(columns, rows, right=columns[1:])}\n\n"
-        f"memory of the gateway's process over {report['memory']['requests']:,} requests: "
-        f"{' '.join(f'{value / 2**20:.0f}' for value in resident)} MiB"
+        f"{report['model']} on {report['num_workers']} workers, {report['num_cpus']} cores, "
+        f"a picture of {report['picture_bytes'] / 1e3:.0f} KB, {report['connections']} connections\n\n"
+        f"{aligned(columns, rows, right=columns[1:])}\n\n"
+        f"the process's own memory over {report['memory']['requests']:,} requests: "
+        f"{' '.join(f'{value / 2**20:.0f}' for value in own)} MiB"
     )
 
 

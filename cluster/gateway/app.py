@@ -25,6 +25,7 @@ from cluster.gateway.recent import Recent
 from cluster.metrics import CONTENT_TYPE as PROMETHEUS
 from cluster.pool import EncoderPool
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError
+from workers import spans
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,11 @@ class Gateway:
     async def models(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/models`."""
         self.caller(request, "encode")
-        return web.json_response({"object": "list", "data": self.backend().models})
+        models = self.backend().models
+        dtypes = await self._watch.dtypes()
+        for model in models:
+            model["dtype"] = dtypes.get(str(model["id"]), model["dtype"])
+        return web.json_response({"object": "list", "data": models})
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         """`GET /health`: this process answers."""
@@ -197,16 +202,31 @@ class Gateway:
 
     @web.middleware
     async def _around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Count every request, and answer what a route raises."""
+        """Count every request, trace those that want something encoded, and answer what a route raises."""
         resource = request.match_info.route.resource
         route = "other" if resource is None else resource.canonical
         started_s, status = time.monotonic(), HUNG_UP
         try:
-            response = await self._answered(request, handler)
+            if request.method == "POST":
+                response = await self._traced(route, request, handler)
+            else:
+                response = await self._answered(request, handler)
             status = response.status
             return response
         finally:
             self.counters.request(route, status, time.monotonic() - started_s)
+
+    async def _traced(self, route: str, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer within a span, below the caller's if there is one; the items of the request find it as the current."""
+        status = HUNG_UP
+        with spans.serving(f"POST {route}", request.headers.get("traceparent", "")) as span:
+            try:
+                response = await self._answered(request, handler)
+                status = response.status
+                return response
+            finally:
+                if span is not None:
+                    span.set_attributes({"http.route": route, "http.response.status_code": status})
 
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:

@@ -40,8 +40,9 @@ async def read_encode_request(
     if kind not in MSGPACK_NAMES and kind != JSON:
         raise ContentTypeError(f"a body of {kind}; send {MSGPACK}, {JSON} or {FORM}")
     body = await read_body(request, share, max_bytes=max_bytes, timeout_s=timeout_s)
-    form_of = JSON if kind == JSON else MSGPACK
-    return await understood(body, lambda: read_request(body, form_of, max_items=max_items))
+    if kind == JSON:
+        return await understood(body, lambda: read_request(body, JSON, max_items=max_items))
+    return read_request(body, MSGPACK, max_items=max_items)  # what is large in it is not even copied
 
 
 async def read_body(request: web.Request, share: Share, *, max_bytes: int, timeout_s: float) -> bytearray:
@@ -76,7 +77,8 @@ def _check_head(request: web.Request, max_bytes: int) -> int:
 async def _read_all(request: web.Request, share: Share, max_bytes: int) -> bytearray:
     """Bytes count when they are here: a length that is only declared keeps nobody out."""
     body = bytearray()
-    while chunk := await request.content.readany():
+    while not request.content.at_eof():
+        chunk, _ = await request.content.readchunk()  # as it came; `readany` would join what waits, and copy it
         if len(body) + len(chunk) > max_bytes:
             raise too_large(f"more than {max_bytes}", max_bytes)
         share.take(num_bytes=len(chunk))

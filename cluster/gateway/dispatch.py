@@ -37,7 +37,7 @@ class Dispatcher:
         self.client.config = client.config.model_copy(
             update={"items_per_call": config.items_per_call, "calls_per_worker": config.calls_per_worker}
         )
-        self._stream = Stream(self.client, sleep=self._transport.sleep)
+        self._stream = self._new_stream()
         self._inbox: deque[tuple[str, Sequence[Item]]] = deque()
         self._open: dict[Item, Callable[[Outcome], None]] = {}  # and who hears of its end
         self.success_s: float | None = None  # when something was last encoded
@@ -76,21 +76,24 @@ class Dispatcher:
     # --- the thread ----------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        error: EncoderPoolError
-        try:
-            self._run()
-            error = PoolClosedError("the gateway is closed")
-        except EncoderPoolError as failure:  # the pool was closed
-            error = failure
-        except Exception as failure:  # edge of a thread: nobody may wait for it any more
-            logger.exception("the dispatcher cannot go on")
-            error = EncodeError(f"the gateway cannot go on: {type(failure).__name__}: {failure}")
+        error: EncoderPoolError | None = None
+        while error is None:
+            try:
+                self._run()
+                error = PoolClosedError("the gateway is closed")
+            except EncoderPoolError as failure:  # the pool was closed
+                error = failure
+            except Exception as failure:  # edge of a thread, and others' items come after those that broke it
+                logger.exception("the dispatcher begins anew")
+                self._fail_all(EncodeError(f"the gateway failed: {type(failure).__name__}: {failure}"))
+                self._stream = self._new_stream()
         with self._lock:
             self._ended = error
         self._take(adding=False)
-        for item, on_end in self._open.items():
-            on_end(Outcome(source=item.source, embedding=None, error=error))
-        self._open.clear()
+        self._fail_all(error)
+
+    def _new_stream(self) -> Stream:
+        return Stream(self.client, sleep=self._transport.sleep)
 
     def _run(self) -> None:
         try:
@@ -103,6 +106,11 @@ class Dispatcher:
                     self._transport.sleep(None)
         finally:
             self._stream.close()
+
+    def _fail_all(self, error: EncoderPoolError) -> None:
+        for item, on_end in self._open.items():
+            on_end(Outcome(source=item.source, embedding=None, error=error))
+        self._open.clear()
 
     def _take(self, *, adding: bool = True) -> None:
         """What came in since the last time."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -34,17 +35,12 @@ class Watch:
         self._lock = asyncio.Lock()
         self._asked_s = float("-inf")
         self._pool: dict[str, Any] = {}
+        self._dtypes: dict[str, str] = {}
 
     async def stats(self) -> dict[str, Any]:
         """Everything on the page."""
         gateway = self._gateway
-        async with self._lock:
-            if gateway.pool is not None and time.monotonic() - self._asked_s > FRESH_S:
-                try:
-                    self._pool = pool_stats(await asyncio.to_thread(gateway.pool.stats))
-                except EncoderPoolError as error:
-                    self._pool = {**self._pool, "error": str(error)}
-                self._asked_s = time.monotonic()
+        await self._look()
         return {
             "time_s": time.time(),
             "state": gateway.state,
@@ -58,6 +54,34 @@ class Watch:
             "errors": gateway.recent.errors,
             "pool": self._pool,
         }
+
+    async def dtypes(self) -> dict[str, str]:
+        """The dtype of each model's tokens, as its workers say; several where they differ."""
+        await self._look()
+        return self._dtypes
+
+    async def _look(self) -> None:
+        pool = self._gateway.pool
+        async with self._lock:
+            if pool is None or time.monotonic() - self._asked_s <= FRESH_S:
+                return
+            try:
+                stats = await asyncio.to_thread(pool.stats)
+            except EncoderPoolError as error:
+                self._pool = {**self._pool, "error": str(error)}
+            else:
+                self._pool = pool_stats(stats)
+                self._dtypes |= dtypes_of(stats.reports)
+            self._asked_s = time.monotonic()
+
+
+def dtypes_of(reports: Iterable[WorkerReport]) -> dict[str, str]:
+    """Of each model that a worker has loaded: the dtype that its name is followed by, or those of all its workers."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for report in reports:
+        if report.encoder:
+            found[report.model].add(report.encoder.rpartition("@")[2].partition("+")[0])
+    return {model: ", ".join(sorted(dtypes)) for model, dtypes in found.items()}
 
 
 def models_of(pool: EncoderPool) -> list[str]:

@@ -10,8 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.live import models_of
-from cluster.gateway.threaded import GatewayThread
+from cluster.gateway.threaded import GatewayThread, settle
 from cluster.pool import EncoderPool
+from workers import spans
 
 
 def serve(open_pool: Callable[[], AbstractContextManager[EncoderPool]], config: GatewayConfig) -> None:
@@ -19,10 +20,12 @@ def serve(open_pool: Callable[[], AbstractContextManager[EncoderPool]], config: 
 
     Raises ConfigError when the address or the tokens file cannot be used, and what opening the pool raises.
     """
+    spans.set_up("encpool-gateway")
     with GatewayThread(None, config) as gateway:  # it says 503 while the pool starts
         _say(f"listening on {gateway.url}, the pool is starting")
         with open_pool() as pool:
             gateway.attach(pool)
+            settle()
             with _signals() as stop:
                 print(f"serving {', '.join(models_of(pool))} on {gateway.url}", flush=True)
                 if config.tokens_file is None and config.host not in ("127.0.0.1", "localhost", "::1"):

@@ -21,6 +21,7 @@ from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens,
 from cluster.http_client.refusals import PutOff, error_of, refusal, retry_after, unreachable
 from cluster.http_client.sources import Source, each, load
 from encoder.errors import ConfigError, EncoderPoolError, PoolError, RequestError
+from workers import spans
 
 AGAIN = frozenset({429, 502, 503})
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
@@ -123,7 +124,7 @@ class AsyncHttpClient:
         options = self._options.model_copy(update={"stream": True})
         body = BytesIO(write_request([items[index] for index in places], options))
         try:
-            async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._headers) as response:
+            async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._heads()) as response:
                 if response.content_type != MSGPACK:
                     raise await refusal(response)
                 unpacker = msgpack.Unpacker(max_buffer_size=2**32 - 1)
@@ -141,7 +142,7 @@ class AsyncHttpClient:
     async def models(self) -> list[dict[str, Any]]:
         """What the gateway serves. Raises as `encode` does."""
         try:
-            async with self._client().get(f"{self.url}/v1/models", headers=self._headers) as response:
+            async with self._client().get(f"{self.url}/v1/models", headers=self._heads()) as response:
                 self._was_reached = True
                 if response.status != 200:
                     raise await refusal(response)
@@ -192,7 +193,7 @@ class AsyncHttpClient:
 
     async def _post(self, items: Sequence[RequestItem]) -> tuple[list[ItemAnswer], float | None]:
         body = BytesIO(write_request(items, self._options))  # which aiohttp sends in pieces
-        async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._headers) as response:
+        async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._heads()) as response:
             self._was_reached = True
             if response.content_type != MSGPACK:
                 why = await refusal(response)
@@ -218,6 +219,11 @@ class AsyncHttpClient:
             num_bytes += size
         if batch:
             yield batch
+
+    def _heads(self) -> dict[str, str]:
+        """Of a request: it belongs to whatever span the caller is in."""
+        trace = spans.current()
+        return {**self._headers, "traceparent": trace} if trace else self._headers
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:

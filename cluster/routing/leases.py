@@ -58,7 +58,7 @@ class Ask(NamedTuple):
     priority: Priority = Priority.BATCH
     client: str = ""  # who asks
     edition: Edition | None = None  # of the quarantine that it knows
-    trace: str = ""  # context of the client's span: see workers/spans.py
+    traces: tuple[str, ...] = ()  # context of each item's span at the client, if any has one: see workers/spans.py
     model: str = ""  # of the pool's; the first one's without a name
 
 
@@ -76,7 +76,7 @@ def pack(
     priority: Priority = Priority.BATCH,
     client: str = "",
     edition: Edition | None = None,
-    trace: str = "",
+    traces: tuple[str, ...] = (),
     model: str = "",
 ) -> Ask:
     """Requests as they travel."""
@@ -91,7 +91,7 @@ def pack(
         priority=priority,
         client=client,
         edition=edition,
-        trace=trace,
+        traces=traces,
         model=model,
     )
 

@@ -289,7 +289,7 @@ class Router:
 
     def lease(self, ask: Ask) -> Answer:
         """The same as it travels."""
-        with spans.span("encpool.route", ask.trace, items=len(ask.which)):
+        with spans.SharedSpan("encpool.route", ask.traces):
             self.expire()
             home = partial(self._home, ask.model) if self._homes.any_open else None
             answer = self._ledger.lease(ask, self._index(ask.model).plan, home)

@@ -20,8 +20,6 @@ from workers.messages import EncodeBatch, EncodeItem, EncodeResult
 from workers.priority import Priority
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
     from cluster.client import Client
 
 
@@ -36,7 +34,7 @@ class Call:
     sent_s: float
     priority: Priority
     is_trial: bool  # its one item was on a dying worker
-    span: Span | None = None  # from its start to its answer
+    span: spans.SharedSpan  # from its start to its answer
 
 
 class Calls:
@@ -74,12 +72,12 @@ class Calls:
         now_s = time.monotonic()
         call_id = f"{self._name}-{next(self._numbers)}"
         first = items[0]
-        span = spans.start("encpool.call", first.trace, worker=worker_id, items=len(items))
+        span = spans.SharedSpan("encpool.call", [item.trace for item in items], worker=worker_id)
         batch = EncodeBatch(
             call_id=call_id,
             items=tuple(_to_wire(item, now_s) for item in items),
             priority=first.priority,
-            trace=spans.header(span),
+            traces=span.headers,
             client=self._client.client_id,
             num_outputs=sum(item.shape.num_tokens for item in items) * self._client.adapter.hidden_size,
         )
@@ -89,7 +87,7 @@ class Calls:
         try:
             self._calls[self._transport.start(worker_id, batch)] = call
         except PoolSaturatedError as error:
-            spans.end(span)
+            span.end()
             self._leasing.give_back(items)
             again = Refusal(saturated=True, retry_ms=MAX_RETRY_S * 1e3, message=str(error))
             self._leasing.come_back(items, again, now_s, behind_own=bool(self._calls))
@@ -98,7 +96,7 @@ class Calls:
         """Take in what is done; wait for the first call to be so, at most so long."""
         for ref in self._transport.wait(list(self._calls), wait_s):
             call = self._calls.pop(ref)
-            spans.end(call.span)
+            call.span.end()
             try:
                 result = self._transport.result(ref)
             except (WorkerAway, WorkerLostError):  # it restarts, starts or is closed: it took nothing on board
@@ -118,7 +116,7 @@ class Calls:
         overdue = [ref for ref, call in self._calls.items() if now_s - call.sent_s > self._config.call_timeout_s]
         for ref in overdue:
             call = self._calls.pop(ref)
-            spans.end(call.span)
+            call.span.end()
             self._transport.cancel(call.worker_id, call.call_id)
             self._bury(call, f"no answer within {self._config.call_timeout_s:g} s")
             self._end_trial(call)
@@ -133,7 +131,7 @@ class Calls:
     def clear(self) -> None:
         """Drop what is queued at the workers."""
         for call in self._calls.values():
-            spans.end(call.span)
+            call.span.end()
             self._transport.cancel(call.worker_id, call.call_id)
             self._end_trial(call)
         self._calls.clear()

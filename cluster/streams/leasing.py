@@ -71,7 +71,7 @@ class Leasing:
             )
             for item in ripe
         ]
-        answers = self._client.assign(requests, priority, trace=ripe[0].trace)
+        answers = self._client.assign(requests, priority, traces=[item.trace for item in ripe])
         taken: set[Item] = set()
         for item, answer in zip(ripe, answers, strict=True):
             if isinstance(answer, Lease):

@@ -422,6 +422,7 @@ def test_health_readiness_and_models(caller: Caller) -> None:
     assert reply.value == {"status": "ready"}
     (model,) = caller.get("/v1/models").value["data"]
     assert (model["id"], model["object"], model["hidden_size"]) == ("tiny-minicpmv-2.6", "model", 256)
+    assert model["dtype"] == "float32", "what the workers compute with, not what the configuration says"
 
 
 def test_an_address_in_use_is_a_clear_error(gateway: GatewayThread, pool: EncoderPool) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fakes import until
 from http_calls import Caller
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(240)
 def test_it_answers_while_it_starts_serves_and_ends_on_a_signal(pictures: list[bytes]) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "serve", "--config", "configs/tiny-cpu.yaml", "--port", "0"],
+        [sys.executable, "-m", "cluster.cli", "serve", "--config", "configs/serve-cpu.yaml", "--port", "0"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -34,7 +35,13 @@ def test_it_answers_while_it_starts_serves_and_ends_on_a_signal(pictures: list[b
             assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
             assert "the pool is starting" in reply.error[1]
             assert process.stdout.readline() == f"serving tiny-minicpmv-2.6 on {url}\n"
-            assert caller.msgpack(items=[pictures[0]]).status == 200
+            first, again = (caller.msgpack(items=[pictures[0]]) for _ in range(2))
+            assert first.statuses == again.statuses == [200]
+            assert [reply.items[0]["cached"] for reply in (first, again)] == [False, True]
+            assert caller.get("/v1/stats").value["pool"]["cache"]["hits"] == 1
+            until(
+                lambda: not caller.get("/v1/stats").value["in_flight"]["requests"]
+            )  # the answer is here before its end
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=60)
     finally:

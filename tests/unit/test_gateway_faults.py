@@ -1,0 +1,225 @@
+"""Whatever breaks on an item's way through a gateway, the item ends once and with a type, and others do not notice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from fakes import HIDDEN, picture, until
+from http_calls import Caller, Reply
+from live_gateway import Live, live_gateway
+
+from cluster.gateway.fetch import Fetcher
+from cluster.streams.transport import RayCall, WorkerAway
+from encoder.errors import BadMediaError, PoolClosedError
+from workers.messages import EncodeBatch, EncodeResult
+
+GOOD, ODD = picture(1), picture(2, width=300)
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    with live_gateway("ab", media_urls={"hosts": ["x"]}) as live:
+        yield live
+
+
+@pytest.fixture
+def caller(live: Live) -> Iterator[Caller]:
+    with Caller(live.url) as caller:
+        yield caller
+
+
+def test_the_gateway_in_this_process_encodes(caller: Caller) -> None:
+    reply = caller.msgpack(items=[GOOD, ODD])
+    assert reply.statuses == [200, 200]
+    assert [item["shape"] for item in reply.items] == [[2, HIDDEN], [6, HIDDEN]]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("boom"), BadMediaError("boom")])
+def test_a_header_that_breaks_its_reader_is_its_own_item_s_affair(
+    live: Live, caller: Caller, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    read = live.client.read
+
+    def reads(client: Any, source: Any) -> Any:
+        if bytes(source) == ODD:
+            raise error
+        return read(source)
+
+    monkeypatch.setattr(type(live.client), "read", reads)
+    reply = caller.msgpack(items=[GOOD, ODD, GOOD])
+    assert reply.statuses == [200, 422 if isinstance(error, BadMediaError) else 500, 200]
+
+
+@pytest.mark.parametrize("found", [ZeroDivisionError("boom"), b"no picture", b"\x89PNG\r\n\x1a\n", ODD])
+@pytest.mark.parametrize("stream", [True, False])
+def test_whatever_a_url_gives_its_item_ends_once(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch, found: Any, stream: bool
+) -> None:
+    async def fetch(fetcher: Fetcher, url: str) -> bytes:
+        if isinstance(found, Exception):
+            raise found
+        data: bytes = found
+        return data
+
+    monkeypatch.setattr(Fetcher, "fetch", fetch)
+    started_s = time.monotonic()
+    items = [{"url": "https://x/a.png"}, GOOD, {"url": "https://x/b.png"}]
+    if stream:
+        reply = caller.msgpack(items=items, stream=True, timeout_s=20)
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(reply.body)
+        *entries, end = unpacker
+        assert end["num_items"] == 3
+    else:
+        entries = caller.msgpack(items=items, timeout_s=20).items
+    assert time.monotonic() - started_s < 15, "it was left until its deadline"
+    statuses = {entry["index"]: entry["status"] for entry in entries}
+    assert len(entries) == 3
+    bad = 500 if isinstance(found, Exception) else 200 if found is ODD else 422
+    assert statuses == {0: bad, 1: 200, 2: bad}
+
+
+def test_fetched_items_count_in_the_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch(fetcher: Fetcher, url: str) -> bytes:
+        return GOOD
+
+    monkeypatch.setattr(Fetcher, "fetch", fetch)
+    limit = 2 * (2 * HIDDEN * 4)  # two answers of two float32 tokens
+    with live_gateway(media_urls={"hosts": ["x"]}, max_answer_bytes=limit) as live, Caller(live.url) as caller:
+        reply = caller.msgpack(items=[{"url": f"https://x/{number}"} for number in range(4)])
+        assert sorted(reply.statuses) == [200, 200, 413, 413]
+        streamed = caller.msgpack(items=[{"url": f"https://x/{number}"} for number in range(4)], stream=True)
+        assert streamed.body.count(b"\xa6status\xcc\xc8") == 4
+
+
+def test_an_embedding_that_cannot_be_handed_on_fails_alone(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cluster.gateway import work
+
+    hand_on = work.item_tokens
+
+    def hands_on(embedding: Any) -> Any:
+        if len(embedding.tokens) == 6:
+            raise TypeError("boom")
+        return hand_on(embedding)
+
+    monkeypatch.setattr(work, "item_tokens", hands_on)
+    assert caller.msgpack(items=[GOOD, ODD]).statuses == [200, 500]
+    assert caller.msgpack(items=[GOOD]).statuses == [200]
+
+
+def test_a_dispatcher_that_breaks_fails_what_it_has_and_goes_on(
+    live: Live, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = live.pool.lease
+    broken = [True]
+
+    def leases(ask: Any) -> Any:
+        if broken.pop() if broken else False:
+            raise ZeroDivisionError("boom")
+        return lease(ask)
+
+    monkeypatch.setattr(live.pool, "lease", leases)
+    reply = caller.msgpack(items=[GOOD, ODD])
+    assert reply.statuses == [500, 500]
+    assert reply.items[0]["error"]["message"].startswith("the gateway failed: ZeroDivisionError")
+    assert caller.msgpack(items=[GOOD, ODD]).statuses == [200, 200]
+
+
+def test_a_worker_that_left_a_moment_ago_is_passed_over(
+    live: Live, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, result = live.pool.start, live.pool.result
+    left: list[RayCall] = []
+
+    def starts(worker_id: str, batch: EncodeBatch) -> Any:
+        if not left:
+            left.append(RayCall(worker_id))
+            return left[0]
+        return start(worker_id, batch)
+
+    def result_of(call: Any) -> EncodeResult:
+        if call in left:
+            raise WorkerAway("it has left")
+        return result(call)
+
+    monkeypatch.setattr(live.pool, "start", starts)
+    monkeypatch.setattr(live.pool, "result", result_of)
+    assert caller.msgpack(items=[GOOD]).statuses == [200]
+    assert len(left) == 1
+
+
+def test_the_pool_s_end_is_503_for_what_is_here_and_what_comes(
+    live: Live, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(ask: Any) -> Any:
+        raise PoolClosedError("the pool was ended")
+
+    monkeypatch.setattr(live.pool, "lease", closed)
+    for _ in range(2):
+        reply = caller.msgpack(items=[GOOD])
+        assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+
+
+def test_sixty_four_connections_before_a_full_pool_each_get_one_answer() -> None:
+    with live_gateway("ab", max_open_items=40) as live:
+        for runner in live.runners:
+            runner.gate.clear()  # replays do not end
+        replies: list[Reply] = []
+
+        def ask() -> None:
+            with Caller(live.url) as caller:
+                replies.append(caller.msgpack(items=[GOOD]))
+
+        threads = [threading.Thread(target=ask) for _ in range(64)]
+        for thread in threads:
+            thread.start()
+        until(lambda: len(replies) == 24)
+        assert {(reply.status, reply.error[0]) for reply in replies} == {(429, "PoolSaturatedError")}
+        assert all(int(reply.headers["Retry-After"]) >= 1 for reply in replies)
+        with Caller(live.url) as other:
+            assert other.get("/health").status == 200, "a full pool is no reason not to answer"
+        for runner in live.runners:
+            runner.gate.set()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(reply.status for reply in replies) == [200] * 40 + [429] * 24
+        room = live.gateway.gateway.room  # type: ignore[union-attr]
+        until(lambda: not room.num_requests)
+        assert (room.num_items, room.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("priority", ["interactive", "batch"])
+def test_a_request_s_priority_and_deadline_reach_the_worker(live: Live, caller: Caller, priority: str) -> None:
+    came: list[EncodeBatch] = []
+    answer = live.pool.answer
+
+    def answers(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        came.append(batch)
+        return answer(worker_id, batch)
+
+    live.pool.answer = answers
+    assert caller.msgpack(items=[GOOD], priority=priority, timeout_s=17.0).statuses == [200]
+    batch = next(batch for batch in came if batch.items[0].encoded.tobytes() == GOOD)
+    assert batch.priority == priority
+    timeout_s = batch.items[0].timeout_s
+    assert timeout_s is not None
+    assert 10 < timeout_s <= 17
+
+
+@pytest.mark.parametrize("cut", [1, 100, -1])
+def test_a_client_that_hangs_up_in_mid_body_leaves_nothing(live: Live, caller: Caller, cut: int) -> None:
+    body = msgpack.packb({"items": [GOOD] * 4})
+    with caller.socket() as bare:
+        bare.sendall(b"POST /v1/encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n")
+        bare.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body[:cut])
+        assert live.gateway.gateway is not None
+        room = live.gateway.gateway.room
+        until(lambda: room.num_requests == 1)
+    until(lambda: not room.num_requests)
+    assert (room.num_items, room.num_bytes) == (0, 0)
+    assert caller.msgpack(items=[GOOD]).statuses == [200]
