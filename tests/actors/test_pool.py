@@ -255,9 +255,14 @@ def test_a_pool_that_closes_ends_its_streams_and_leaves_other_pools_alone(
 
 def test_a_stuck_router_is_a_typed_error(pool: EncoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_both(pool)
-    monkeypatch.setattr("cluster.pool.ROUTER_TIMEOUT_S", 0.0)
-    with pytest.raises(WorkerLostError, match="the router does not answer"):
-        pool.stats()
+    pid = ray.get(pool._router.__ray_call__.remote(lambda router: os.getpid()))
+    monkeypatch.setattr("cluster.pool.ROUTER_TIMEOUT_S", 0.3)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(WorkerLostError, match="the router does not answer"):
+            pool.stats()
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_many_threads_share_a_pool(pool: EncoderPool, folder: list[Path]) -> None:
