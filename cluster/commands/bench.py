@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, OK, positive
+from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, positive
 
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
+    from encoder.benchmark.rows import Report as EngineReport
+    from encoder.config import EncoderConfig
 
 Report = TypeVar("Report")
 
@@ -21,7 +24,12 @@ def add(commands: Commands) -> None:
     subjects = bench.add_subparsers(title="subjects", metavar="SUBJECT", required=True)
     engine = subjects.add_parser("engine", help="one engine on one device beside its baselines, without a pool")
     engine.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration; options win over it")
-    engine.add_argument("--model", metavar="NAME|DIR", help=f"(default: {DEFAULT_MODEL})")
+    engine.add_argument(
+        "--model",
+        action="append",
+        metavar="NAME|DIR",
+        help=f"(default: {DEFAULT_MODEL}); given several times, one model after another, and their ratios side by side",
+    )
     engine.add_argument("--dtype", choices=DTYPES, help="(default: auto)")
     engine.add_argument("--device", metavar="NAME", help="cuda:0, cpu (default: the first GPU, or the CPU)")
     engine.add_argument("--repeats", type=positive, default=5, metavar="N", help="(default: %(default)s)")
@@ -71,7 +79,7 @@ def _add_files(subject: argparse.ArgumentParser) -> None:
 
 
 def run_engine(parsed: argparse.Namespace) -> int:
-    """Measure one engine."""
+    """Measure the engine, of one model or of several."""
     import torch
 
     from cluster.config import load_config
@@ -81,10 +89,37 @@ def run_engine(parsed: argparse.Namespace) -> int:
 
     device = parsed.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     config = load_config(parsed.config).worker.encoder if parsed.config else EncoderConfig(model=DEFAULT_MODEL)
-    options = {"model": parsed.model, "dtype": parsed.dtype}
-    config = config.model_copy(update={name: value for name, value in options.items() if value is not None})
-    report = bench_engine(config, device, repeats=parsed.repeats)
+    if parsed.dtype is not None:
+        config = config.model_copy(update={"dtype": parsed.dtype})
+    configs = [config.model_copy(update={"model": model}) for model in parsed.model or [config.model]]
+    if len(configs) > 1:
+        return _run_engines(configs, device, parsed)
+    report = bench_engine(configs[0], device, repeats=parsed.repeats)
     return _show(report, parsed, table, write_json, write_plot)
+
+
+def _run_engines(configs: list[EncoderConfig], device: str, parsed: argparse.Namespace) -> int:
+    """Measure several models. What is measured is shown and written as it comes, whatever becomes of the rest."""
+    from encoder.benchmark.engine import bench_engines
+    from encoder.benchmark.report import table as table_of_one
+    from encoder.benchmark.sweep import table, write_json, write_plot
+
+    reports: list[EngineReport] = []
+    failed: list[str] = []
+    for model, report in bench_engines(configs, device, repeats=parsed.repeats):
+        if report is None:
+            failed.append(model)
+            continue
+        print(table_of_one(report), end="\n\n", flush=True)
+        reports.append(report)
+        if parsed.json is not None:
+            write_json(reports, parsed.json)
+    print(table(reports))
+    if parsed.plot is not None:
+        write_plot(reports, parsed.plot)
+    if failed:
+        print(f"encpool: error: no figures of {', '.join(failed)}; see above", file=sys.stderr)
+    return FAILED if failed else OK
 
 
 def run_router(parsed: argparse.Namespace) -> int:

@@ -1,141 +1,52 @@
-"""The engine bench: our packed and grid layouts, an eager loop and vLLM's padded grids, side by side."""
+"""The engine bench of any model: our graphs beside its baselines, and of several models their ratios side by side."""
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from encoder.adapters.grids import GridAdapter
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.qwen_vl import QwenVL
-from encoder.adapters.registry import load_adapter, resolve_model
-from encoder.adapters.tiles import TileAdapter
-from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
-from encoder.benchmark.measure import matmul_peak
-from encoder.benchmark.preparation import measure_preparation
+from encoder.adapters.registry import load_adapter
+from encoder.benchmark.minicpmv import bench_minicpmv
 from encoder.benchmark.qwen_vl import bench_qwen
-from encoder.benchmark.rows import Report, Row, baseline_row, cosine, make_report, our_row, overlap
+from encoder.benchmark.rows import Report
 from encoder.benchmark.stock import bench_stock
-from encoder.benchmark.workloads import Workload, make_workloads
 from encoder.config import EncoderConfig
-from encoder.errors import ConfigError
-from encoder.precision import resolve_dtype
-from encoder.runner import EncoderRunner
-from encoder.towers.resampler import Resampler
-from encoder.weights import obtain_tensors
+from encoder.errors import EncoderPoolError
 
 logger = logging.getLogger(__name__)
 
 
 def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> Report:
-    """Measure all engines on one device.
+    """Measure all engines of one model on one device."""
+    adapter = load_adapter(config)
+    if isinstance(adapter, MiniCPMV):
+        return bench_minicpmv(config, device_name, repeats=repeats)
+    if isinstance(adapter, QwenVL):
+        return bench_qwen(config, device_name, repeats=repeats)
+    return bench_stock(config, device_name, repeats=repeats)
+
+
+def bench_engines(
+    configs: Sequence[EncoderConfig], device_name: str, *, repeats: int = 5
+) -> Iterator[tuple[str, Report | None]]:
+    """Measure one model after another: its name, and its report, or None where it failed and the log says why.
 
     Raises:
-        ConfigError: a model that has no baselines here.
+        ConfigError: of any of them, before the first is measured.
     """
-    adapter_of_any = load_adapter(config)
-    if isinstance(adapter_of_any, QwenVL):
-        return bench_qwen(config, device_name, repeats=repeats)
-    if isinstance(adapter_of_any, TileAdapter | GridAdapter):
-        return bench_stock(config, device_name, repeats=repeats)
-    device = torch.device(device_name)
-    dtype = resolve_dtype(config.dtype, device)
-    adapter = _minicpmv(config)
-    workloads = make_workloads(adapter, _minicpmv(config.model_copy(update={"max_slice_nums": 1})))
-    if device.type != "cuda":
-        workloads = [
-            _taste(workload) for workload in workloads if "1920" not in workload.name and "640x" not in workload.name
-        ]
-    peak = matmul_peak(device, dtype, seconds=4.0 if device.type == "cuda" else 0.5)
-
-    stock = _stock(config, adapter, device, dtype)
-    loop = EagerLoop(stock)
-    rows = [
-        baseline_row("eager loop", loop.encode, stock.device, workload, peak, repeats, {}) for workload in workloads
-    ]
-    rates = {row.workload: row.slices_per_s for row in rows}
-    rows = [replace(row, to_eager=1.0) for row in rows]
-    rows += _padded_rows(stock, workloads, peak, repeats, rates)
-    del stock, loop
-    packed = EncoderRunner.from_config(config.model_copy(update={"layouts": ("packed",)}), device_name)
-    capture = packed.capture()
-    rows += [our_row("packed", packed, workload, peak, repeats, rates) for workload in workloads]
-    overlapped = overlap(packed, workloads[0], repeats)
-    cosines = {"packed": cosine(packed, config, workloads[0])}
-    del packed
-    if device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (9, 0):
-        fast = EncoderRunner.from_config(
-            config.model_copy(update={"layouts": ("packed",), "precision": "fp8"}), device_name
-        )
-        fast.capture()
-        rows += [our_row("packed fp8", fast, workload, peak, repeats, rates) for workload in workloads]
-        cosines["packed fp8"] = cosine(fast, config, workloads[0])
-        del fast
-    grid = EncoderRunner.from_config(
-        _grid_config(config, adapter, workloads, on_gpu=device.type == "cuda"), device_name
-    )
-    grid.capture()
-    rows += [our_row("grid", grid, workload, peak, repeats, rates) for workload in workloads]
-    return make_report(
-        config,
-        device,
-        peak=peak,
-        capture=capture,
-        overlapped=overlapped,
-        cosines=cosines,
-        preparation=measure_preparation(adapter),
-        repeats=repeats,
-        rows=rows,
-    )
-
-
-def _minicpmv(config: EncoderConfig) -> MiniCPMV:
-    adapter = load_adapter(config)
-    if not isinstance(adapter, MiniCPMV):
-        raise ConfigError(f"bench engine has no baselines for {config.model!r}")
-    return adapter
-
-
-def _taste(workload: Workload) -> Workload:
-    """Its two images of the fewest and squarest slices, for a CPU."""
-    images = sorted(workload.images, key=lambda image: (len(image), max(max(s.shape.grid) for s in image)))[:2]
-    return replace(workload, images=tuple(images))
-
-
-def _grid_config(config: EncoderConfig, adapter: MiniCPMV, workloads: list[Workload], *, on_gpu: bool) -> EncoderConfig:
-    """Exact rectangles for the commonest grids of the workloads, and packed for the rest."""
-    most, ladder = (12, (1, 2, 4, 8, 16)) if on_gpu else (2, (1, 2))
-    counts = Counter(segment.shape.grid for workload in workloads for segment in workload.segments)
-    exact = tuple(f"{rows}x{columns}" for (_, rows, columns), _ in counts.most_common(most))
-    budgets = tuple(segments * adapter.sizes.queries for segments in ladder)
-    return config.model_copy(update={"layouts": (*exact, "packed"), "token_budgets": dict.fromkeys(exact, budgets)})
-
-
-# --- baselines ---
-
-
-def _stock(config: EncoderConfig, adapter: MiniCPMV, device: torch.device, dtype: torch.dtype) -> Stock:
-    snapshot = resolve_model(config.model).snapshot
-    weights = obtain_tensors(snapshot, adapter.weight_shapes(), seed=config.seed)
-    ours = {name: tensor for name, tensor in weights.items() if name.startswith("resampler.")}
-    return Stock(adapter, transformers_tower(adapter, weights, device, dtype), Resampler(ours, device, dtype), device)
-
-
-def _padded_rows(
-    stock: Stock, workloads: list[Workload], peak: float, repeats: int, eager_rates: dict[str, float]
-) -> list[Row]:
-    grids = PaddedGrids(stock)
-    rows = []
-    for workload in workloads:
-        keys = [grids.key(image) for image in workload.images]
-        images = tuple(image for image, key in zip(workload.images, keys, strict=True) if key is not None)
-        if not images:
-            continue
-        held = replace(workload, images=images)
-        fill = held.num_patches / sum(area * budget for area, budget in filter(None, keys))
-        row = baseline_row("padded grids", grids.encode, stock.device, held, peak, repeats, eager_rates)
-        rows.append(replace(row, fill=fill))
-    return rows
+    for config in configs:
+        load_adapter(config)
+    for config in configs:
+        try:
+            yield config.model, bench_engine(config, device_name, repeats=repeats)
+        except (RuntimeError, AssertionError, LookupError, TypeError, ValueError, EncoderPoolError):
+            logger.exception("the bench of %s failed", config.model)
+            yield config.model, None
+        gc.collect()  # a model's graphs and weights go before the next one's come
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -15,17 +16,19 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def wall_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Seconds of each run, the device idle before and after it; one run before them warms up."""
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one run, the device idle before and after it."""
+    wait(device)
+    started_s = time.perf_counter()
     run()
-    times = []
-    for _ in range(repeats):
-        wait(device)
-        started_s = time.perf_counter()
-        run()
-        wait(device)
-        times.append(time.perf_counter() - started_s)
-    return times
+    wait(device)
+    return time.perf_counter() - started_s
+
+
+def wall_seconds(run: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Seconds of each run; one run before them warms up."""
+    run()
+    return [seconds_of(run, device) for _ in range(repeats)]
 
 
 class DeviceTimer:
@@ -57,8 +60,13 @@ class DeviceTimer:
         return elapsed
 
 
-def matmul_peak(device: torch.device, dtype: torch.dtype, *, seconds: float) -> float:
-    """FLOP/s of square matmuls on random numbers, kept up for a while, so that clocks settle as under load."""
+@cache
+def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of square matmuls on random numbers, kept up for a while, so that clocks settle as under load.
+
+    Measured once a process.
+    """
+    seconds = 4.0 if device.type == "cuda" else 0.5
     side = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     a @ b

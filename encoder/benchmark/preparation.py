@@ -57,7 +57,7 @@ def measure_preparation(adapter: MiniCPMV, *, repeats: int = 15) -> Preparation:
     return Preparation(
         pillow_ms=statistics.median(pillow_ms),
         prepare_ms=statistics.median(prepare_ms),
-        images_per_s={threads: _rate(prepare, threads) for threads in counts},
+        images_per_s={threads: _rate(prepare, threads, per_thread=min(8, repeats)) for threads in counts},
     )
 
 
@@ -67,7 +67,7 @@ def _time_ms(run: Callable[[], None]) -> float:
     return (time.perf_counter() - started_s) * 1e3
 
 
-def _rate(run: Callable[[], None], threads: int, per_thread: int = 8) -> float:
+def _rate(run: Callable[[], None], threads: int, per_thread: int) -> float:
     with ThreadPoolExecutor(threads) as pool:
         started_s = time.perf_counter()
         for future in [pool.submit(run) for _ in range(threads * per_thread)]:

@@ -9,7 +9,6 @@ window by window), as a user gets it without further packages; and, beside it, F
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,6 +24,7 @@ from encoder.adapters.qwen_vl import QwenVL
 from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.adapters.qwen_vl_weights import PREFIX
 from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.attention import varlen_attention
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
 from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, VIDEO_FRAMES, VIDEO_SIZE, Workload, random_sizes
@@ -36,10 +36,8 @@ from encoder.types import SegmentShape
 from encoder.video import Video
 from encoder.weights import obtain_tensors
 
-logger = logging.getLogger(__name__)
-
-MIN_SEGMENTS = 60  # of a saturated run; images here are some 2,000 tokens each
-NUM_CLIPS, CLIP_FPS = 4, 2.0
+RUN_S = 2.0  # of a saturated run on a GPU: a full graph takes a fifth of a second here
+NUM_CLIPS, CLIP_FPS, SMALL_VIDEO = 4, 2.0, (320, 180)
 RAGGED = "flash_ragged"
 """Transformers takes an attention whose name contains "flash" for one of ragged rows."""
 
@@ -57,19 +55,18 @@ def bench_qwen(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> 
     adapter = load_adapter(config)
     assert isinstance(adapter, QwenVL)
     workloads = make_workloads(adapter, small=not on_gpu)
-    peak = matmul_peak(device, dtype, seconds=4.0 if on_gpu else 0.5)
+    peak = matmul_peak(device, dtype)
     rows: list[Row] = []
     weights = obtain_tensors(resolve_model(config.model).snapshot, adapter.weight_shapes(), seed=config.seed)
+    loop = QwenLoop(config, adapter, weights, device, dtype)
     for attention in ("sdpa", RAGGED) if on_gpu else ("sdpa",):
-        loop = QwenLoop(config, adapter, weights, device, dtype, attention)
+        loop.attend_by(attention)
         for workload in workloads:
             if on_gpu and attention == "sdpa" and adapter.sizes.window_tokens and workload.saturated:
                 continue  # thousands of calls an image, one a window: single images show it
             rows.append(baseline_row(f"eager, {attention}", loop.encode, device, workload, peak, repeats, {}))
-        del loop
-    return report_beside_eager(
-        config, device_name, "packed", rows, workloads, peak=peak, repeats=repeats, min_segments=MIN_SEGMENTS
-    )
+    del loop
+    return report_beside_eager(config, device_name, "packed", rows, workloads, peak=peak, repeats=repeats, run_s=RUN_S)
 
 
 def make_workloads(adapter: QwenVL, *, small: bool, seed: int = 0) -> list[Workload]:
@@ -79,13 +76,13 @@ def make_workloads(adapter: QwenVL, *, small: bool, seed: int = 0) -> list[Workl
         return [
             make("traffic", TRAFFIC_SIZES[13:15], saturated=True),
             make("448x448 alone", SINGLE_SIZES[:1], saturated=False),
-            _clips(adapter, 1, 4),
+            _clips(adapter, 1, 4, SMALL_VIDEO),
         ]
     return [
         make("traffic", TRAFFIC_SIZES, saturated=True),
         *(make(f"{w}x{h} alone", [(w, h)], saturated=False) for w, h in SINGLE_SIZES),
         make("random sizes", random_sizes(MIXED_IMAGES, seed), saturated=True),
-        _clips(adapter, NUM_CLIPS, VIDEO_FRAMES),
+        _clips(adapter, NUM_CLIPS, VIDEO_FRAMES, VIDEO_SIZE),
     ]
 
 
@@ -96,10 +93,10 @@ def _images(adapter: QwenVL, name: str, sizes: Sequence[Size], *, saturated: boo
     return Workload(name=name, images=images, saturated=saturated, flops_of=partial(useful_flops, adapter))
 
 
-def _clips(adapter: QwenVL, num_clips: int, num_frames: int) -> Workload:
+def _clips(adapter: QwenVL, num_clips: int, num_frames: int, size: Size) -> Workload:
     with ThreadPoolExecutor() as threads:
         clips = tuple(
-            threads.map(lambda seed: tuple(adapter.prepare_video(DrawnClip(num_frames, seed))), range(num_clips))
+            threads.map(lambda seed: tuple(adapter.prepare_video(DrawnClip(num_frames, seed, size))), range(num_clips))
         )
     return Workload(name="video", images=clips, saturated=True, flops_of=partial(useful_flops, adapter))
 
@@ -107,8 +104,8 @@ def _clips(adapter: QwenVL, num_clips: int, num_frames: int) -> Workload:
 class DrawnClip(Video):
     """A clip of drawn frames, all of which are sampled."""
 
-    def __init__(self, num_frames: int, seed: int) -> None:
-        width, height = VIDEO_SIZE
+    def __init__(self, num_frames: int, seed: int, size: Size = VIDEO_SIZE) -> None:
+        width, height = size
         super().__init__(b"", MediaHeader(width=width, height=height, num_frames=num_frames, frames_per_s=CLIP_FPS))
         self._pictures = [draw_picture(width, height, 10 * seed + number) for number in range(4)]
 
@@ -127,12 +124,17 @@ class QwenLoop:
         weights: Mapping[str, Tensor],
         device: torch.device,
         dtype: torch.dtype,
-        attention: str,
     ) -> None:
+        """Attention by SDPA, segment by segment."""
         self.adapter, self.device, self.dtype = adapter, device, dtype
         vision = resolve_model(config.model).config["vision_config"]
-        self._tower = _tower(adapter, vision, weights, attention).to(device, dtype).eval()
+        self._tower = _tower(adapter, vision, weights, device, dtype)
         self._prepared: dict[int, tuple[Sequence[Segment], Tensor, Tensor]] = {}  # by an image's identity; kept alive
+
+    def attend_by(self, attention: str) -> None:
+        """Take another attention: "sdpa", or RAGGED for FlashAttention 2 over all segments at once."""
+        transformers.AttentionInterface.register(RAGGED, _ragged_attention)
+        self._tower.config._attn_implementation = attention
 
     @torch.inference_mode()
     def encode(self, image: Sequence[Segment]) -> Tensor:
@@ -150,45 +152,43 @@ class QwenLoop:
         _, rows, columns = image[0].shape.grid
         places = frame_indices(rows, columns, sizes.merge_size, sizes.window_tokens).places_T
         stored = torch.stack([torch.from_numpy(segment.patches_PC) for segment in image])  # segment, patch, number
-        tokens = stored.unflatten(1, (len(places), -1))[:, torch.from_numpy(places).long()].flatten(0, 2)
+        stored, by_row = stored.to(self.device), torch.from_numpy(places).long().to(self.device)
+        tokens = stored.unflatten(1, (len(places), -1))[:, by_row].flatten(0, 2)
         frames = tokens.view(len(tokens), -1, sizes.patch_size, sizes.patch_size, 3)
         frames = frames.expand(-1, sizes.temporal_patch_size, -1, -1, -1).permute(0, 4, 1, 2, 3)
-        mean, std = (torch.tensor(values).view(3, 1, 1, 1) for values in (sizes.mean, sizes.std))
-        pixels_PC = ((frames.float() / 255 - mean) / std).flatten(1).to(self.dtype)
+        mean, std = (torch.tensor(values, device=self.device).view(3, 1, 1, 1) for values in (sizes.mean, sizes.std))
+        pixels_PC = ((frames.float() / 255 - mean) / std).flatten(1).to(self.dtype).cpu()
         if self.device.type == "cuda":
             pixels_PC = pixels_PC.pin_memory()
         return pixels_PC, torch.tensor([[len(image), rows, columns]], device=self.device)
 
 
-def _tower(adapter: QwenVL, vision: Mapping[str, Any], weights: Mapping[str, Tensor], attention: str) -> Any:
-    """transformers' tower with the released weights."""
+def _tower(
+    adapter: QwenVL, vision: Mapping[str, Any], weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> Any:
+    """transformers' tower with the released weights; attention by SDPA."""
+    from transformers.initialization import no_init_weights
+
     generation = adapter.sizes.generation
     package, config_class, model_class = _TOWERS[generation]
     module = f"transformers.models.{package}"
     settings = {key: value for key, value in vision.items() if key != "model_type"}
     config = getattr(importlib.import_module(f"{module}.configuration_{package}"), config_class)(**settings)
-    config._attn_implementation = attention
-    if attention == RAGGED:
-        transformers.AttentionInterface.register(RAGGED, _ragged_attention)
-        config._attn_implementation = "sdpa"  # the constructor looks "flash" names up on the hub
-    tower: Any = getattr(importlib.import_module(f"{module}.modeling_{package}"), model_class)(config)
-    tower.config._attn_implementation = attention
+    config._attn_implementation = "sdpa"
+    with no_init_weights():
+        tower: Any = getattr(importlib.import_module(f"{module}.modeling_{package}"), model_class)(config)
     prefix = f"{PREFIX[generation]}."
-    tower.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in weights.items()})
-    return tower
+    state = {name.removeprefix(prefix): tensor.to(device, dtype) for name, tensor in weights.items()}
+    tower.load_state_dict(state, assign=True)
+    return tower.to(device).eval()  # its rotary frequencies stay in float32
 
 
 def _ragged_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None = None, **lengths: Any
 ) -> tuple[Tensor, None]:
     """FlashAttention 2 over the segments, as transformers calls it: heads `[1, H, P, K]`."""
-    from torch.nn.attention.varlen import varlen_attn
-
     q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
-    offsets, longest = lengths["cu_seq_lens_q"], int(lengths["max_length_q"])
-    out = varlen_attn(q, k, v, offsets, offsets, longest, longest)
-    assert isinstance(out, Tensor)
-    return out[None], None
+    return varlen_attention(q, k, v, lengths["cu_seq_lens_q"], int(lengths["max_length_q"]))[None], None
 
 
 def useful_flops(adapter: QwenVL, shapes: Sequence[SegmentShape]) -> float:

@@ -8,12 +8,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import torch
 import transformers
 
 from encoder.adapters.base import Segment
-from encoder.benchmark.measure import DeviceTimer, percentile, wall_seconds
+from encoder.benchmark.measure import DeviceTimer, percentile, seconds_of, wall_seconds
 from encoder.benchmark.preparation import Preparation
 from encoder.benchmark.workloads import Workload
 from encoder.config import EncoderConfig
@@ -21,7 +22,7 @@ from encoder.graphs import CaptureReport
 from encoder.precision import resolve_dtype
 from encoder.runner import EncoderRunner
 
-MIN_SATURATED_SEGMENTS = 400  # on a GPU: so many segments a run that filling and emptying the pipeline don't count
+RUN_S = 1.0  # of a saturated run on a GPU: so long that filling and emptying the pipeline hardly count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ def report_beside_eager(
     *,
     peak: float,
     repeats: int,
-    min_segments: int,
+    run_s: float = RUN_S,
 ) -> Report:
     """Measure our graphs beside eager rows; ratios are to the fastest eager engine of each workload."""
     rates: dict[str, float] = {}
@@ -114,7 +115,7 @@ def report_beside_eager(
     rows = [replace(row, to_eager=row.slices_per_s / rates[row.workload]) for row in eager]
     runner = EncoderRunner.from_config(config, device_name)
     capture = runner.capture()
-    rows += [our_row(engine, runner, each, peak, repeats, rates, min_segments=min_segments) for each in workloads]
+    rows += [our_row(engine, runner, each, peak, repeats, rates, run_s=run_s) for each in workloads]
     return make_report(
         config,
         torch.device(device_name),
@@ -136,14 +137,11 @@ def our_row(
     repeats: int,
     eager_rates: Mapping[str, float],
     *,
-    min_segments: int = MIN_SATURATED_SEGMENTS,
+    run_s: float = RUN_S,
 ) -> Row:
-    """Our engine, host to host."""
-    segments = workload.segments
-    if workload.saturated and runner.device.type == "cuda":
-        segments = segments * -(-min_segments // len(segments))
+    """Our engine, host to host; a saturated run takes some `run_s` seconds on a GPU, or once the workload."""
+    segments = _run_segments(runner, workload, run_s)
     latencies_ms: list[float] = []
-    runner.encode(segments)
     useful, run = runner.stats.useful_patches, runner.stats.replayed_patches
     on_device: list[float] = []
 
@@ -153,9 +151,19 @@ def our_row(
         latencies_ms.append((time.perf_counter() - started_s) * 1e3)
         on_device.append(sum(launch.elapsed_ms for launch in launches))
 
-    seconds = wall_seconds(encode, runner.device, repeats if workload.saturated else 6 * repeats)
+    seconds = [seconds_of(encode, runner.device) for _ in range(repeats if workload.saturated else 6 * repeats)]
     fill = (runner.stats.useful_patches - useful) / max(1, runner.stats.replayed_patches - run)
     return _row(engine, workload, len(segments), seconds, latencies_ms, on_device, fill, peak, eager_rates)
+
+
+def _run_segments(runner: EncoderRunner, workload: Workload, run_s: float) -> list[Segment]:
+    """What a run encodes; the runner is warm behind it."""
+    segments = workload.segments
+    encode = partial(runner.encode, segments)
+    encode()
+    if not workload.saturated or runner.device.type != "cuda":
+        return segments
+    return segments * max(1, round(run_s / seconds_of(encode, runner.device)))
 
 
 def overlap(runner: EncoderRunner, workload: Workload, repeats: int) -> float:
@@ -163,7 +171,7 @@ def overlap(runner: EncoderRunner, workload: Workload, repeats: int) -> float:
 
     Not a number where part of the workload runs eagerly.
     """
-    segments = workload.segments * (8 if runner.device.type == "cuda" else 1)
+    segments = _run_segments(runner, workload, RUN_S)
     _, launches = runner.encode_traced(segments)
     graphs = [launch.replay.key for launch in launches if launch.replay.key is not None]
     if len(graphs) < len(launches):
@@ -175,9 +183,8 @@ def overlap(runner: EncoderRunner, workload: Workload, repeats: int) -> float:
 
     ratios = []
     for _ in range(repeats):  # in turns, so that clocks are the same for both
-        bare = wall_seconds(replay_all, runner.device, 1)[0]
-        whole = wall_seconds(lambda: runner.encode(segments), runner.device, 1)[0]
-        ratios.append(bare / whole)
+        bare = seconds_of(replay_all, runner.device)
+        ratios.append(bare / seconds_of(partial(runner.encode, segments), runner.device))
     return statistics.median(ratios)
 
 

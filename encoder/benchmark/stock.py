@@ -7,6 +7,7 @@ image. Padded grids do not apply: tiles have one size, and nobody pads the other
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 import torch
@@ -23,6 +24,7 @@ from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
 from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, Workload, random_sizes
 from encoder.config import EncoderConfig
+from encoder.errors import ConfigError
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
 from encoder.precision import resolve_dtype
 from encoder.towers.stock import GridModel, TileModel, ViewModel
@@ -31,7 +33,6 @@ from encoder.weights import obtain_tensors
 
 StockAdapter = TileAdapter | ViewAdapter | GridAdapter
 
-MIN_SEGMENTS = 200  # of a saturated run
 MOST_RATIO = 50  # of sides: some processors refuse strips
 
 # Torch's counter knows attention on a GPU alone.
@@ -43,11 +44,16 @@ CPU_ATTENTION = {
 
 
 def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> Report:
-    """Measure our engine and the eager loops on one device."""
+    """Measure our engine and the eager loops on one device.
+
+    Raises:
+        ConfigError: a model that has no baselines here.
+    """
     device = torch.device(device_name)
     dtype, on_gpu = resolve_dtype(config.dtype, device), device.type == "cuda"
     adapter = load_adapter(config)
-    assert isinstance(adapter, StockAdapter)
+    if not isinstance(adapter, StockAdapter):
+        raise ConfigError(f"bench engine has no baselines for {config.model!r}")
     weights = obtain_tensors(resolve_model(config.model).snapshot, adapter.weight_shapes(), seed=config.seed)
     with torch.inference_mode():
         if isinstance(adapter, TileAdapter):
@@ -63,7 +69,7 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) ->
             )
             loops["eager, ragged"] = EagerLoop(adapter, ragged, device)
     workloads = make_workloads(adapter, loops["eager, sdpa"].flops_of(), small=not on_gpu)
-    peak = matmul_peak(device, dtype, seconds=4.0 if on_gpu else 0.5)
+    peak = matmul_peak(device, dtype)
     rows: list[Row] = []
     for engine, loop in loops.items():
         for workload in workloads:
@@ -71,9 +77,7 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) ->
                 continue
             rows.append(baseline_row(engine, loop.encode, device, workload, peak, repeats, {}))
     loops.clear()
-    return report_beside_eager(
-        config, device_name, "graphs", rows, workloads, peak=peak, repeats=repeats, min_segments=MIN_SEGMENTS
-    )
+    return report_beside_eager(config, device_name, "graphs", rows, workloads, peak=peak, repeats=repeats)
 
 
 def make_workloads(
@@ -82,8 +86,9 @@ def make_workloads(
     """Traffic, one image alone, random sizes; `small`: a taste of them, for a CPU."""
 
     def make(name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
-        pictures = [draw_picture(*size, seed) for seed, size in enumerate(sizes) if max(size) <= MOST_RATIO * min(size)]
-        images = tuple(tuple(adapter.prepare(picture)) for picture in pictures)
+        numbered = [(*size, seed) for seed, size in enumerate(sizes) if max(size) <= MOST_RATIO * min(size)]
+        with ThreadPoolExecutor() as threads:
+            images = tuple(threads.map(lambda one: tuple(adapter.prepare(draw_picture(*one))), numbered))
         return Workload(name=name, images=images, saturated=saturated, flops_of=flops_of)
 
     if small:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,8 +44,19 @@ class Workload:
         return sum(segment.shape.num_patches for segment in self.segments)
 
 
-def make_workloads(adapter: MiniCPMV, frames_adapter: MiniCPMV, *, seed: int = 0) -> list[Workload]:
-    """The four workloads: (a) traffic, (b) one image alone, (c) random sizes, (d) video frames without slicing."""
+def make_workloads(
+    adapter: MiniCPMV, frames_adapter: MiniCPMV, *, small: bool = False, seed: int = 0
+) -> list[Workload]:
+    """The four workloads: (a) traffic, (b) one image alone, (c) random sizes, (d) video frames without slicing.
+
+    `small`: a taste of them, for a CPU.
+    """
+    if small:
+        return [
+            _workload(adapter, "traffic", TRAFFIC_SIZES[14:16], saturated=True),
+            _workload(adapter, "448x448 alone", SINGLE_SIZES[:1], saturated=False),
+            _workload(frames_adapter, "video", [VIDEO_SIZE] * 2, saturated=True),
+        ]
     return [
         _workload(adapter, "traffic", TRAFFIC_SIZES, saturated=True),
         *(_workload(adapter, f"{w}x{h} alone", [(w, h)], saturated=False) for w, h in SINGLE_SIZES),
@@ -54,9 +66,9 @@ def make_workloads(adapter: MiniCPMV, frames_adapter: MiniCPMV, *, seed: int = 0
 
 
 def _workload(adapter: MiniCPMV, name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
-    images = tuple(
-        tuple(adapter.prepare(draw_picture(width, height, seed))) for seed, (width, height) in enumerate(sizes)
-    )
+    numbered = [(*size, seed) for seed, size in enumerate(sizes)]
+    with ThreadPoolExecutor() as threads:
+        images = tuple(threads.map(lambda one: tuple(adapter.prepare(draw_picture(*one))), numbered))
     return Workload(name=name, images=images, saturated=saturated, flops_of=partial(useful_flops, adapter))
 
 

@@ -120,7 +120,7 @@ def segments(runner: EncoderRunner) -> list[Segment]:
 def make_loop(runner: EncoderRunner) -> QwenLoop:
     assert isinstance(runner.adapter, QwenVL)
     weights = random_tensors(runner.adapter.weight_shapes(), runner.config.seed)
-    return QwenLoop(runner.config, runner.adapter, weights, runner.device, runner.dtype, "sdpa")
+    return QwenLoop(runner.config, runner.adapter, weights, runner.device, runner.dtype)
 
 
 def test_replays_of_changing_mixes_equal_transformers_and_eager(runner: EncoderRunner, segments: list[Segment]) -> None:

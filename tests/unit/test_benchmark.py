@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.qwen_vl import QwenVL
 from encoder.adapters.registry import load_adapter
+from encoder.benchmark import sweep
 from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
 from encoder.benchmark.preparation import Preparation
 from encoder.benchmark.qwen_vl import QwenLoop, make_workloads
@@ -113,13 +115,26 @@ def test_plot_is_a_picture(report: Report, tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_several_models_are_compared_by_their_ratios(report: Report, tmp_path: Path) -> None:
+    rows = [replace(row, engine=row.engine.replace("eager loop", "eager, sdpa")) for row in report.rows]
+    two = [replace(report, model="one", rows=rows), replace(report, model="another", rows=rows[:4])]
+    assert sweep.table(two).splitlines() == [
+        "x eager  traffic  448x448 alone  video",
+        "one         4.87           4.87   4.87",
+        "another     4.87",
+    ]
+    pytest.importorskip("matplotlib")
+    sweep.write_plot(two, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("model", ["tiny-qwen2.5-vl", "tiny-qwen3-vl"])
 def test_the_loop_over_transformers_qwen_computes_the_tokens_that_we_do(model: str) -> None:
     config = EncoderConfig(model=model, graphs=False)
     adapter = load_adapter(config)
     assert isinstance(adapter, QwenVL)
     weights = random_tensors(adapter.weight_shapes(), config.seed)
-    loop = QwenLoop(config, adapter, weights, torch.device("cpu"), torch.float32, "sdpa")
+    loop = QwenLoop(config, adapter, weights, torch.device("cpu"), torch.float32)
     image, _, clip = (workload.images[0] for workload in make_workloads(adapter, small=True))
     runner = EncoderRunner.from_config(config, "cpu")
     for segments in (image, clip):
