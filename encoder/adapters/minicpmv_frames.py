@@ -39,13 +39,17 @@ def choose_frames(num_frames: int, frames_per_s: float, options: VideoConfig) ->
 def choose_groups(num_frames: int, frames_per_s: float, options: VideoConfig) -> FrameGroups:
     """4.5: three frames a second, spread evenly; joined in groups where they would be more than 180 blocks.
 
+    The rule of `encode_video` on the model's card (README of OpenBMB/MiniCPM-V, "Chat with Video") with its constants
+    180, 3 and 0.1 s; some copies have groups of up to 6, for which there is `max_group_frames`. As there, frames of
+    clips slower than three a second come more than once.
+
     `options.max_frames` is the most blocks here, `options.max_group_frames` the most frames in a group.
     """
     seconds = num_frames / frames_per_s
     wanted, most = options.fps or GROUPED_PER_S, options.max_frames or MAX_BLOCKS
     largest = options.max_group_frames or USUAL_GROUP
     if options.num_frames is not None:
-        count = options.num_frames
+        count = min(options.num_frames, num_frames)
         group = min(largest, math.ceil(count / most))
     elif wanted * int(seconds) <= most:
         group, count = 1, round(min(wanted, round(frames_per_s)) * min(most, seconds))
@@ -53,8 +57,7 @@ def choose_groups(num_frames: int, frames_per_s: float, options: VideoConfig) ->
         group = math.ceil(seconds * wanted / most)
         count = round(seconds * wanted) if group <= largest else most * largest
         group = min(group, largest)
-    count = max(1, options.min_frames or 1, count)
-    numbers = _evenly(num_frames, min(count, num_frames))
+    numbers = _evenly(num_frames, max(count, min(options.min_frames or 1, num_frames)))
     times = _time_steps(np.array(numbers) / frames_per_s, seconds)
     return FrameGroups(
         numbers=numbers, times=[tuple(times[start : start + group]) for start in range(0, len(times), group)]
@@ -68,7 +71,10 @@ def _evenly(total: int, count: int) -> list[int]:
 
 
 def _time_steps(frame_s: np.ndarray, seconds: float) -> list[int]:
-    """The nearest multiple of the step within the clip, counted in steps; expressions as released."""
+    """The nearest multiple of the step within the clip, counted in steps; expressions as released.
+
+    Half way between two it is the earlier; the card's search tree takes either.
+    """
     scale = np.arange(0, seconds, TIME_STEP_S)
     after = np.searchsorted(scale, frame_s).clip(1, max(1, len(scale) - 1))
     nearest = after - (frame_s - scale[after - 1] <= scale[np.minimum(after, len(scale) - 1)] - frame_s)

@@ -147,6 +147,38 @@ def test_version_2_5_takes_no_video() -> None:
     assert isinstance(load_adapter(EncoderConfig(model="tiny-minicpmv-4.5")), MiniCPMVideo)
 
 
+@pytest.mark.parametrize(
+    ("clip", "count", "group", "first_numbers", "first_times", "last"),
+    [
+        ((500, 25.0), 60, 1, [4, 12, 20, 29], [2, 5], (495, 198)),
+        ((1349, 29.97), 135, 1, [4, 14, 24, 34], [1, 5], (1344, 448)),
+        ((2500, 25.0), 300, 2, [4, 12, 20, 29], [2, 5], (2495, 998)),
+        ((90_000, 25.0), 540, 3, [83, 250, 416, 583], [33, 100], (89_916, 35_966)),
+        ((35, 2.6), 40, 1, [0, 1, 2, 3], [0, 4], (34, 131)),
+        ((200, 1.0), 540, 3, [0, 0, 0, 1], [0, 0], (199, 1990)),
+    ],
+)
+def test_frames_and_times_are_those_of_the_card(
+    clip: tuple[int, float],
+    count: int,
+    group: int,
+    first_numbers: list[int],
+    first_times: list[int],
+    last: tuple[int, int],
+) -> None:
+    """Computed by the rule on the card of 4.5, with its search tree for times."""
+    groups = choose_groups(*clip, VideoConfig())
+    times = [time for one in groups.times for time in one]
+    assert (len(groups.numbers), {len(one) for one in groups.times}) == (count, {group})
+    assert (groups.numbers[:4], times[:2]) == (first_numbers, first_times)
+    assert (groups.numbers[-1], times[-1]) == last
+
+
+def test_options_ask_for_no_more_frames_than_there_are() -> None:
+    assert choose_groups(7, 25.0, VideoConfig(num_frames=20)).numbers == list(range(7))
+    assert choose_groups(7, 25.0, VideoConfig(min_frames=20)).numbers == list(range(7))
+
+
 def test_long_clips_are_thinned_or_grouped() -> None:
     hour = 25 * 3600
     thinned = choose_frames(hour, 25.0, VideoConfig())
