@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
@@ -18,6 +20,7 @@ from cluster.gateway.config import GatewayConfig
 from cluster.gateway.counters import Counters
 from cluster.gateway.embeddings import embeddings
 from cluster.gateway.encode import encode
+from cluster.gateway.forms import expect_bad_headers
 from cluster.gateway.limits import CallerLimits, Refused, Room, Share
 from cluster.gateway.live import POLICY, Watch, metrics_text, read_page
 from cluster.gateway.openapi import describe, docs_page
@@ -73,6 +76,7 @@ class Gateway:
 
         Raises OSError when the address is taken.
         """
+        expect_bad_headers()
         app = web.Application(middlewares=[self._around])
         app.on_response_prepare.append(_name_server)
         app.add_routes(
@@ -92,6 +96,7 @@ class Gateway:
         self._runner = web.AppRunner(
             app,
             access_log=None,
+            logger=_Strangers(logger),
             handler_cancellation=True,  # a client that hangs up ends its handler, which drops its queued work
             read_bufsize=2**20,
             shutdown_timeout=1.0,
@@ -250,6 +255,14 @@ class Gateway:
         response = error_response(error, retry_after_s)
         self.recent.note(response.status, type(error).__name__, str(error))
         return response
+
+
+class _Strangers(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp says of bytes that are no HTTP and of readers that are gone: no errors of ours, and no traces."""
+
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
+        reason = sys.exc_info()[1]
+        super().log(min(level, logging.INFO), "a connection: %.200s", reason or msg)
 
 
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:

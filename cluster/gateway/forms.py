@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any, cast
 
-from aiohttp import BodyPartReader, MultipartReader, StreamReader
+from aiohttp import (
+    BadContentDispositionHeader,
+    BadContentDispositionParam,
+    BodyPartReader,
+    MultipartReader,
+    StreamReader,
+)
 from aiohttp.http_exceptions import HttpProcessingError
 
 from cluster.gateway.limits import Share
@@ -20,6 +27,12 @@ MAX_FIELDS = 64
 CHUNK_BYTES = 256 * 1024
 LINES_PER_PART = 128  # of its headers and boundaries
 LINES_PER_TURN = 64
+
+
+def expect_bad_headers() -> None:
+    """Let aiohttp say nothing of bad headers of parts: it prints what strangers send, and keeps each text for ever."""
+    for kind in (BadContentDispositionHeader, BadContentDispositionParam):
+        warnings.simplefilter("ignore", kind)
 
 
 async def read_form(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from aiohttp import multipart
 from fakes import HIDDEN, picture, until
 from http_calls import Caller, Reply
 from live_gateway import Live, live_gateway
@@ -151,6 +153,28 @@ def test_a_worker_that_left_a_moment_ago_is_passed_over(
     monkeypatch.setattr(live.pool, "result", result_of)
     assert caller.msgpack(items=[GOOD]).statuses == [200]
     assert len(left) == 1
+
+
+def test_bad_headers_of_a_form_are_neither_printed_nor_kept(live: Live, caller: Caller) -> None:
+    kept = vars(multipart).get("__warningregistry__", {})
+    before = len(kept)
+    for number in range(20):
+        bad = b'--x\r\nContent-Disposition: form-data; name="a"; f%dilename\r\n\r\npicture\r\n--x--\r\n' % number
+        assert caller.post("/v1/encode", bad, "multipart/form-data; boundary=x").status == 400
+    assert len(vars(multipart).get("__warningregistry__", {})) <= before + 1  # and that is a version
+
+
+@pytest.mark.parametrize(
+    "sent", [b"no http\r\n\r\n", b"POST / HTTP/1.1\r\nHost\xf5 x: y\r\n\r\n", b"\x16\x03\x01" * 99 + b"\r\n"]
+)
+def test_what_is_no_http_is_answered_and_is_no_error_of_ours(
+    live: Live, caller: Caller, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    with caller.socket() as bare:
+        bare.sendall(sent)
+        assert bare.recv(12) in (b"HTTP/1.0 400", b"HTTP/1.1 400")
+    assert caller.msgpack(items=[GOOD]).statuses == [200]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_pool_s_end_is_503_for_what_is_here_and_what_comes(
