@@ -94,9 +94,11 @@ class Live:
 
 
 @contextmanager
-def live_gateway(names: str = "a", **settings: Any) -> Iterator[Live]:
+def live_gateway(names: str = "a", *, cache_bytes: int = 0, **settings: Any) -> Iterator[Live]:
     """A gateway with these settings before workers of these names; it lets itself be asked at once."""
-    config = WorkerConfig.model_validate({"encoder": EncoderConfig(model="fake"), "device": "cpu", "decode_threads": 1})
+    config = WorkerConfig.model_validate(
+        {"encoder": EncoderConfig(model="fake"), "device": "cpu", "decode_threads": 1, "cache_bytes": cache_bytes}
+    )
     with ExitStack() as stack:
         runners = [FakeRunner() for _ in names]
         workers = {

@@ -131,7 +131,7 @@ class Dispatcher:
     def _ender(self, item: Item) -> Callable[[Outcome], None]:
         def end(outcome: Outcome) -> None:
             on_end = self._open.pop(item, None)
-            if outcome.error is None:
+            if outcome.embedding is not None and not outcome.embedding.cached:  # a cache says nothing of the encoder
                 self.success_s = time.monotonic()
             if on_end is not None:
                 on_end(outcome)

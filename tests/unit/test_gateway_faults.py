@@ -247,3 +247,26 @@ def test_a_client_that_hangs_up_in_mid_body_leaves_nothing(live: Live, caller: C
     until(lambda: not room.num_requests)
     assert (room.num_items, room.num_bytes) == (0, 0)
     assert caller.msgpack(items=[GOOD]).statuses == [200]
+
+
+def test_what_a_cache_answers_makes_nobody_ready() -> None:
+    with live_gateway(cache_bytes=2**20) as live, Caller(live.url) as caller:
+        first = caller.msgpack(items=[GOOD])
+        encoded_s = live.dispatcher.success_s
+        until(lambda: live.pool.workers["a"].report().stats.cache.num_entries == 1)
+        again = caller.msgpack(items=[GOOD])
+        assert live.dispatcher.success_s == encoded_s
+    assert [reply.items[0]["cached"] for reply in (first, again)] == [False, True]
+
+
+def test_one_caller_s_requests_at_once_are_limited() -> None:
+    with live_gateway(max_requests_in_flight=1) as live, Caller(live.url) as caller, caller.socket() as bare:
+        bare.sendall(b"POST /v1/encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n")
+        bare.sendall(b"Content-Length: 100\r\n\r\n")
+        until(lambda: live.gateway.gateway.num_requests == 1)  # type: ignore[union-attr]
+        reply = caller.msgpack(items=[GOOD])
+        assert (reply.status, reply.headers["Retry-After"]) == (429, "1")
+        assert reply.error == (
+            "RateLimitError",
+            "127.0.0.1 has 1 requests under way, the limit is 1; wait for one of them",
+        )
