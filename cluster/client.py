@@ -93,6 +93,7 @@ class Client:
         self.adapter = adapter
         self.transport = transport
         self.num_workers = num_workers
+        self.says_content = config.caches  # to the router; looked up once, as each image alone opens a stream
         self.closed = False
         self.meter = Meter("client")
         self.export: Callable[[], object] = lambda: None  # tells others what the meter counted; called often

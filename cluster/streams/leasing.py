@@ -30,7 +30,7 @@ class Leasing:
         self._client = client
         self._config = client.config
         self._items = items
-        self._says_content = client.config.caches
+        self._says_content = client.says_content
         self._waiting: deque[Item] = deque()
         self._leased: dict[Seat, deque[Item]] = {}  # by worker, until one of its call slots is free
         self._poison = client.trials.edition

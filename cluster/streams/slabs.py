@@ -9,6 +9,7 @@ was answered is dropped: the worker, if it lives, may still write to it.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import time
@@ -22,6 +23,8 @@ import numpy as np
 
 from encoder.travel import MESSAGE_BYTES
 from workers.messages import EncodeBatch, EncodeResult, Loan
+
+logger = logging.getLogger(__name__)
 
 MIN_SLAB_BYTES, MAX_SLAB_BYTES = 2**20, 2**28  # sizes are powers of two; what nobody writes to takes no memory
 IDLE_S = 1.0  # a slab that nobody needed for so long is closed, but for
@@ -96,6 +99,8 @@ class Slabs:
 
     def receive(self, lent: Lent, result: EncodeResult) -> EncodeResult:
         """The answer with its tokens. While somebody holds them, the slab is not lent again."""
+        if not result.reached and self._reach.get(lent.worker_id) != 0:
+            logger.info("%s does not reach this process's memory: large calls go through Ray", lent.worker_id)
         self._reach[lent.worker_id] = np.dtype(WORDS[result.dtype]).itemsize if result.reached else 0
         if result.shared is None:
             self._put_back(lent.slab)
