@@ -70,12 +70,16 @@ def measure_change(config: WorkerConfig, *, seconds: float = 5.0, num_threads: i
 
 
 def other_graphs(held: Sequence[GraphKey]) -> tuple[GraphKey, ...]:
-    """Every second graph replaced by one with room for a smallest one's tokens more."""
+    """Every second graph replaced by one with room for a smallest one's tokens more, or so many that nobody has it."""
     step = min(key.token_budget for key in held)
-    return tuple(
-        replace(key, token_budget=key.token_budget + step) if number % 2 else key
-        for number, key in enumerate(sorted(held, key=lambda key: (str(key.axis_keys), key.token_budget)))
-    )
+    ordered = sorted(held, key=lambda key: (str(key.axis_keys), key.token_budget))
+    wanted, taken = ordered[::2], set(held)
+    for key in ordered[1::2]:
+        while key in taken:
+            key = replace(key, token_budget=key.token_budget + step)
+        taken.add(key)
+        wanted.append(key)
+    return tuple(wanted)
 
 
 def _items(config: WorkerConfig, num_items: int) -> tuple[EncodeItem, ...]:

@@ -16,6 +16,8 @@ from workers.config import WorkerConfig
 def test_every_second_graph_gives_way_to_one_of_another_budget() -> None:
     held = [graph(budget).key for budget in (16, 4, 8, 32)]
     assert sorted(key.token_budget for key in other_graphs(held)) == [4, 12, 16, 36]
+    wanted = other_graphs([graph(budget).key for budget in range(64, 641, 64)])
+    assert sorted(key.token_budget for key in wanted) == [64, 192, 320, 448, 576, 704, 768, 832, 896, 960]
 
 
 def test_the_bench_measures_a_small_worker_and_says_so(tmp_path: Path) -> None:
