@@ -16,7 +16,7 @@ from workers.prometheus import render
 from workers.samples import Sample
 
 if TYPE_CHECKING:
-    from cluster.routing.router import Member
+    from cluster.routing.roster import Member
 
 
 def router_samples(

@@ -26,7 +26,7 @@ from cluster.lifecycle.status import PoolStatus
 from cluster.lifecycle.supervisor import Supervisor
 from cluster.metrics import render_prometheus
 from cluster.planning.fleet import RayFleet, replanning
-from cluster.routing.router import Member
+from cluster.routing.roster import Member
 from cluster.streams.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import ConfigError, PoolClosedError, WorkerLostError, WorkerStartError

@@ -31,7 +31,7 @@ def simulate_days(num_workers: int, num_items: int, *, load: float = 0.85, seed:
     """The same traffic under each policy; `load` is the work, were all of it hits, over the pool's time in a day."""
     rng = random.Random(seed)
     router = simulated_router(num_workers, rng)
-    views = list(router._workers.values())
+    views = list(router.roster.views.values())
     shapes = rng.choices(range(NUM_KEYS), WEIGHTS, k=num_items)
     noise = [rng.lognormvariate(0.0, NOISE) for _ in shapes]
     rates = [1 - 0.6 * math.cos(2 * math.pi * minute / 1440) for minute in range(1440)]  # most at noon

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.benchmark.simulated import BATCH, asks, simulated_router
-from cluster.routing.assign import WorkerView
 from cluster.routing.leases import Answer, Ask
 from cluster.routing.router import Router
+from cluster.routing.worker_view import WorkerView
 from encoder.travel import from_bytes, to_bytes
 
 KEPT_CALLS = 4  # calls in flight; older ones are settled between the timed ones
@@ -33,7 +33,7 @@ def measure_rate(num_workers: int, *, num_calls: int, repeats: int = 5) -> Rate:
     """Best of some repeats, the router and the bare loop in turn."""
     rng = random.Random(0)
     router, calls = simulated_router(num_workers, rng), asks(num_calls, rng)
-    views = list(router._workers.values())
+    views = list(router.roster.views.values())
     for _ in range(math.ceil(64 * num_workers / (BATCH * num_calls))):  # until the workers are priced
         _lease_all(router, calls)
     ours = bare = math.inf
@@ -75,11 +75,11 @@ def _bare_all(views: list[WorkerView], num_calls: int, rng: random.Random) -> fl
 
 
 class _BenchActor:
-    """A router with simulated workers, asked as clients do, and a plain method that returns such an answer at once."""
+    """A router with simulated workers, asked as clients do, and a plain method that returns the last answer at once."""
 
     def __init__(self, num_workers: int) -> None:
         self._router = simulated_router(num_workers, random.Random(0))
-        self._answers: list[Answer] = []
+        self._answers: deque[Answer] = deque([Answer(0, [])])
 
     def ask(self, ask: bytes) -> bytes:
         answer = self._router.lease(Ask._make(from_bytes(ask)))
@@ -87,16 +87,16 @@ class _BenchActor:
         return to_bytes(tuple(answer))
 
     def at_once(self, ask: Ask) -> Answer:
-        return self._answers[0]
+        return self._answers[-1]
 
     def settle(self) -> None:
-        for answer in self._answers[1:]:
+        while len(self._answers) > KEPT_CALLS:
+            answer = self._answers.popleft()
             self._router.release(range(answer.first, answer.first + len(answer.entries)))
-        del self._answers[1:]
 
 
 def measure_actor(num_workers: int, *, num_calls: int, repeats: int = 7) -> dict[str, float]:
-    """Items a second of one caller, one call after the other: medians of both methods in turn."""
+    """Items a second of one caller, one call after the other and both methods in turn: medians of some repeats."""
     import ray
 
     from cluster.config import parse_config
@@ -107,16 +107,19 @@ def measure_actor(num_workers: int, *, num_calls: int, repeats: int = 7) -> dict
         actor: Any = ray.remote(_BenchActor).options(num_cpus=0).remote(num_workers)
         calls = asks(num_calls, random.Random(1))
         times: dict[str, list[float]] = {"ask": [], "at_once": []}
-        for _ in range(repeats + 1):
-            for method in times:
-                started_s = time.perf_counter()
-                for ask in calls:
+        for _ in range(repeats + 1):  # the first one warms up
+            taken_s = dict.fromkeys(times, 0.0)
+            for ask in calls:
+                for method in times:
+                    started_s = time.perf_counter()
                     if method == "ask":
                         from_bytes(ray.get(actor.ask.remote(to_bytes(tuple(ask)))))
                     else:
                         ray.get(actor.at_once.remote(ask))
-                times[method].append(time.perf_counter() - started_s)
-            ray.get(actor.settle.remote())
+                    taken_s[method] += time.perf_counter() - started_s
+                ray.get(actor.settle.remote())
+            for method, total_s in taken_s.items():
+                times[method].append(total_s)
         return {method: num_calls * BATCH / statistics.median(taken[1:]) for method, taken in times.items()}
     finally:
         if own is not None:

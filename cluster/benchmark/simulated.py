@@ -21,6 +21,7 @@ GRAPHS_EACH = 8
 BATCH = 256  # items a call
 MISS_FACTOR = 8.0
 GRIDS: list[Grid] = [(1, 8 + number, 16) for number in range(NUM_KEYS)]
+ENCODED_BYTES = (20_000, 400_000)  # an item's
 WEIGHTS = [1 / (rank + 1) for rank in range(NUM_KEYS)]  # zipf
 
 
@@ -85,6 +86,15 @@ def _graph_sets(num_workers: int, rng: random.Random) -> list[set[int]]:
 
 
 def asks(number: int, rng: random.Random) -> list[Ask]:
-    """Calls of `BATCH` items each, as they travel."""
+    """Calls of `BATCH` items each, as they travel: what a client sends of a pool whose workers have no cache."""
     shapes = [ItemShape(grids=(grid,), num_patches=math.prod(grid), num_tokens=16) for grid in GRIDS]
-    return [pack([LeaseRequest(shape=shape) for shape in rng.choices(shapes, WEIGHTS, k=BATCH)]) for _ in range(number)]
+    return [
+        pack(
+            [
+                LeaseRequest(shape=shape, num_bytes=rng.randrange(*ENCODED_BYTES))
+                for shape in rng.choices(shapes, WEIGHTS, k=BATCH)
+            ],
+            client="bench",
+        )
+        for _ in range(number)
+    ]

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from cluster.groups import GroupConfig
-from cluster.routing.router import Member
+from cluster.routing.roster import Member
 
 
 class Life(StrEnum):

@@ -25,7 +25,8 @@ from cluster.lifecycle.crew import Life, Sight
 from cluster.lifecycle.nodes import NodeRoom, check_total, choose_node, demand_of, describe_demand, settle_groups
 from cluster.lifecycle.places import places_of
 from cluster.lifecycle.roster import NAMESPACE, ROUTER, actor_name, find_actor
-from cluster.routing.router import Member, RouterActor
+from cluster.routing.roster import Member
+from cluster.routing.router import RouterActor
 from workers.actor import worker_actor_class
 
 logger = logging.getLogger(__name__)

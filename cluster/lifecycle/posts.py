@@ -16,7 +16,7 @@ from cluster.lifecycle.crew import Crew, Life, Sight
 from cluster.lifecycle.nodes import crowded_gpus
 from cluster.lifecycle.status import Stage
 from cluster.lifecycle.team import LEAVING, Post, Team
-from cluster.routing.router import Member
+from cluster.routing.roster import Member
 from encoder.errors import WorkerStartError
 from workers.messages import ErrorNote, WorkerState
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from cluster.routing.router import Member
+from cluster.routing.roster import Member
 from workers.cache import CacheStats
 from workers.messages import WorkerReport, WorkerStats
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cluster.planning.replanner import Decision
-from cluster.routing.router import Member
+from cluster.routing.roster import Member
 from workers.messages import ErrorNote
 
 

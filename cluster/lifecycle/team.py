@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cluster.groups import GroupConfig
 from cluster.lifecycle.autoscaling import Autoscaler, LoadSample
 from cluster.lifecycle.status import Stage, WorkerStatus
-from cluster.routing.router import Member
+from cluster.routing.roster import Member
 from workers.messages import ErrorNote
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0

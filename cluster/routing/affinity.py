@@ -8,9 +8,12 @@ cache holds, the latest ones, so that what it expects is mostly true.
 
 from __future__ import annotations
 
-from cluster.routing.assign import Plan, Seat, WorkerView
-from encoder.types import Grid
-from workers.costs import Quote
+from collections.abc import Collection, Mapping
+
+from cluster.routing.assign import Home
+from cluster.routing.desk import ModelDesk
+from cluster.routing.plans import Plan, Seat
+from cluster.routing.worker_view import WorkerView
 
 HIT_SHARE = (
     0.05  # of an item's cost, that a hit counts in flight: digest, copies, and the hits that turn out to be none
@@ -94,14 +97,30 @@ class Homes:
                 del self._homes[digest]
 
 
-def seat_at_home(plan: Plan, grids: tuple[Grid, ...], worker: WorkerView) -> Seat:
-    """Where an item sits that a worker has in its cache."""
-    seat = plan.at_home.get(worker)
-    if seat is None:
-        quote = worker.costs.quote(grids)
-        hit = Quote(cost_ms=HIT_SHARE * quote.cost_ms, key=quote.key, held=quote.held)
-        seat = plan.at_home[worker] = Seat(worker, hit)
-    return seat
+def homing(homes: Homes, desk: ModelDesk, views: Mapping[str, WorkerView], salt: int) -> Home:
+    """How a model's items find home, and what is noted of where they go.
+
+    Args:
+        views: workers by id.
+        salt: of the model: what it made of some content is at home apart from what others made of it.
+    """
+
+    def home(seat: Seat, plan: Plan, exclude: Collection[str], digest: int) -> Seat:
+        digest ^= salt
+        worker = views.get(homes.find(digest) or "")
+        if worker is not None and worker in desk.index and worker.incarnation not in exclude:
+            at_home = plan.at_home.get(worker)
+            if at_home is None:
+                at_home = plan.at_home[worker] = Seat(worker, worker.costs.quote(plan.grids), HIT_SHARE)
+            if is_worth_it(at_home, seat):
+                homes.num_sent_home += 1
+                seat = at_home
+        if not plan.num_tokens:
+            plan.num_tokens = sum(desk.adapter.measure(grid).num_tokens for grid in plan.grids)
+        homes.note(digest, seat.worker.worker_id, plan.num_tokens)
+        return seat
+
+    return home
 
 
 def is_worth_it(home: Seat, elsewhere: Seat) -> bool:

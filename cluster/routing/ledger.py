@@ -5,16 +5,15 @@ with the client that holds them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
-from cluster.routing.assign import Plan, Seat, WorkerView, assign
+from cluster.routing.assign import NOBODY_IS_UP, Home, assign
 from cluster.routing.leases import Answer, Ask, Grant, Refusal
-from encoder.types import Grid
+from cluster.routing.plans import Plan, Seat
+from cluster.routing.worker_view import WorkerView
 from workers.priority import Priority
-
-Home = Callable[[Seat, int, Plan, tuple[Grid, ...], Collection[str]], Seat]
-"""The seat for content of this digest, from the seat chosen without regard to content, and its exclusions."""
 
 REMEMBERED_S = 600.0  # how long workers may ask about a client that is gone
 
@@ -47,54 +46,33 @@ class Ledger:
         self.num_refused = 0  # items for which no worker had room, each time they asked
         self._next_look_s = 0.0  # when clients are looked at again
 
-    def lease(self, ask: Ask, plan: Callable[[tuple[Grid, ...]], Plan], home: Home | None = None) -> Answer:
+    def lease(self, ask: Ask, plans: Sequence[Plan], home: Home | None = None) -> Answer:
         """A lease or a refusal for each item.
 
         Args:
-            plan: says where items of a shape may go.
+            plans: where items of each of its shapes may go; none when no worker is up.
             home: may change the choice for content that a worker has in its cache.
         """
-        plans = [plan(grids) for grids in ask.shapes]
-        leases, excluded = self._leases, ask.excluded
-        digests = ask.digests if home is not None else ()
-        urgent = ask.priority is Priority.INTERACTIVE
+        num_items = len(ask.which)
+        assert len(ask.sizes) == num_items
         first = self._next_id + 1
-        self._next_id += len(ask.which)
-        self.num_asked += len(ask.which)
-        now_s = self._now_s()
+        self._next_id += num_items
+        self.num_asked += num_items
         if ask.client:
             self.hear(ask.client)
-        self._batches.append(Batch(now_s + self._lease_timeout_s, first, self._next_id, ask.client))
-        entries: list[Grant | Refusal] = []
-        refused: dict[int, Refusal] = {}  # in one call queues only grow: who got no room for a shape gets none again
-        for number, num_items in Counter(ask.which).items():
-            plans[number].num_leased += num_items
-        for lease_id, (number, size) in enumerate(zip(ask.which, ask.sizes, strict=True), first):
-            exclude = excluded.get(lease_id - first, ()) if excluded else ()
-            if refused and number in refused and not exclude:
-                self.num_refused += refused[number].saturated
-                plans[number].num_leased -= 1
-                entries.append(refused[number])
-                continue
-            choice = assign(plans[number], exclude, size, urgent)
-            if isinstance(choice, Refusal):
-                self.num_refused += choice.saturated
-                plans[number].num_leased -= 1
-                entries.append(choice)
-                if not exclude:
-                    refused[number] = choice
-                continue
-            seat = choice[0]
-            if home is not None and digests:
-                seat = home(seat, digests[lease_id - first], plans[number], ask.shapes[number], exclude)
-            worker = seat.worker
-            worker.in_flight_ms += seat.cost_ms
-            worker.in_flight_bytes += size
-            if urgent:
-                worker.urgent_ms += seat.cost_ms
-                worker.urgent_bytes += size
-            leases[lease_id] = (seat, size, urgent)
-            entries.append(seat.grant)
+        if not plans:
+            return Answer(first, [NOBODY_IS_UP] * num_items)
+        self._batches.append(Batch(self._now_s() + self._lease_timeout_s, first, self._next_id, ask.client))
+        exclusions = [ask.excluded.get(index, ()) for index in range(num_items)] if ask.excluded else repeat(())
+        items = zip(map(plans.__getitem__, ask.which), ask.sizes, exclusions, ask.digests or repeat(0), strict=False)
+        urgent = ask.priority is Priority.INTERACTIVE
+        seats, refusals = assign(items, urgent=urgent, home=home)
+        entries: list[Grant | Refusal] = [seat.grant for seat in seats]
+        self._leases.update(enumerate(zip(seats, ask.sizes, repeat(urgent), strict=False), first))
+        for index, refusal in refusals.items():
+            entries[index] = refusal
+            del self._leases[first + index]
+            self.num_refused += refusal.saturated
         return Answer(first, entries)
 
     def end(self, lease_ids: Iterable[int]) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from cluster.routing.assign import Group, Plan, WorkerView
+from cluster.routing.plans import Group, Plan
+from cluster.routing.worker_view import WorkerView
 from encoder.types import AxisKeys, Capacity, Grid, SegmentShape
 
 ALIKE = 1.25  # costs within this factor make one group
@@ -108,12 +109,13 @@ class WorkerIndex:
         return list(map(self._views.__getitem__, slots))
 
     def plan(self, grids: tuple[Grid, ...]) -> Plan:
-        """The groups for items of this shape."""
+        """Where items of this shape may go, for one call. There must be workers."""
         plan = self._plans.get(grids)
         if plan is None:
             if len(self._plans) >= MAX_REMEMBERED_PLANS:
                 self._forget_plans()
             plan = self._plans[grids] = self._plan(grids)
+        plan.begin_call()
         return plan
 
     def _plan(self, grids: tuple[Grid, ...]) -> Plan:
@@ -131,7 +133,7 @@ class WorkerIndex:
                 num_alike += 1
             groups.append(Group(grids, partial(self._workers, workers), floor_ms, self._rng))
             del priced[:num_alike]
-        return Plan(groups)
+        return Plan(grids, groups)
 
     def _cost_ms(self, workers: int, grids: tuple[Grid, ...]) -> float:
         """What one of them quotes; the others hold graphs of the same capacities and are about as fast."""

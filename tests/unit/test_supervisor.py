@@ -24,7 +24,8 @@ from cluster.planning.replan_config import ReplanConfig
 from cluster.planning.replanner import Replanner
 from cluster.planning.replanning import Replanning
 from cluster.routing.leases import Lease, LeaseRequest
-from cluster.routing.router import Member, Router
+from cluster.routing.roster import Member
+from cluster.routing.router import Router
 from encoder.adapters.registry import load_adapter
 from encoder.errors import ConfigError, WeightsError, WorkerStartError
 from encoder.types import GraphKey, ItemShape
