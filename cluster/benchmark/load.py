@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from cluster.pool import EncoderPool
 from cluster.streams.transport import Transport
 from encoder.errors import ConfigError
 from encoder.pictures import Size, draw_picture
-from workers.messages import EncodeBatch
+from workers.messages import EncodeBatch, WorkerReport
 
-KILL_AFTER = 0.3  # of the items
+KILL_AFTER = 0.3  # of the items were sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +140,13 @@ def measure_latency(pool: EncoderPool, size: Size, repeats: int) -> Latency:
 class _Watched:
     """A transport that notes when which items went where. Items are known by where their bytes lie."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, victim: WorkerReport, kill_after: int) -> None:
+        """The victim is killed with the first call to it that comes when so many items were sent."""
         self._transport = transport
+        self._victim = victim
+        self._kill_after = kill_after
         self.sent: list[tuple[float, str, frozenset[int]]] = []
+        self.killed_s = math.inf
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -150,7 +154,12 @@ class _Watched:
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
         places = frozenset(int(item.encoded.__array_interface__["data"][0]) for item in batch.items)
         self.sent.append((time.perf_counter(), worker_id, places))
-        return self._transport.start(worker_id, batch)
+        call = self._transport.start(worker_id, batch)
+        num_sent = sum(len(places) for _, _, places in self.sent)
+        if self.killed_s == math.inf and worker_id == self._victim.worker_id and num_sent >= self._kill_after:
+            self.killed_s = time.perf_counter()
+            os.kill(self._victim.pid, signal.SIGKILL)
+        return call
 
 
 def measure_kill(pool: EncoderPool, files: Sequence[bytes], num_items: int) -> Kill:
@@ -166,21 +175,18 @@ def measure_kill(pool: EncoderPool, files: Sequence[bytes], num_items: int) -> K
         raise ConfigError("a worker can be killed under load where two of them run on this machine")
     victim = here[0]
     client, transport = pool.client, pool.client.transport
-    watched = client.transport = _Watched(transport)
+    watched = client.transport = _Watched(transport, victim, int(KILL_AFTER * num_items))
     sources = list(islice(different(files), num_items))
-    killed_s = 0.0
     num_failed, seen = 0, set[int]()
     num_twice = 0
     try:
-        for number, outcome in enumerate(client.encode_many(sources)):
+        for outcome in client.encode_many(sources):
             num_failed += outcome.error is not None
             num_twice += id(outcome.source) in seen
             seen.add(id(outcome.source))
-            if number == int(KILL_AFTER * num_items):
-                killed_s = time.perf_counter()
-                threading.Thread(target=os.kill, args=(victim.pid, signal.SIGKILL)).start()
     finally:
         client.transport = transport
+    killed_s = watched.killed_s
     before = [
         places for sent_s, worker_id, places in watched.sent if sent_s < killed_s and worker_id == victim.worker_id
     ]
