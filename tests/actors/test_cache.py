@@ -1,4 +1,4 @@
-"""A pool of three workers with caches: what was encoded once is found again, wherever it is."""
+"""A pool of two workers with caches: what was encoded once is found again, wherever it is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUM_PICTURES = 12
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster: None) -> Iterator[EncoderPool]:
-    with EncoderPool.start(tiny_config(num_workers=3, worker={"cache_bytes": "64MiB"})) as pool:
+    with EncoderPool.start(tiny_config(worker={"cache_bytes": "64MiB"})) as pool:
         yield pool
 
 
@@ -83,7 +83,7 @@ def test_the_pool_tells_prometheus_what_it_did(pool: EncoderPool, save_picture: 
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, 0) + sample.value
     stats = pool.stats()
-    assert found["encpool_workers_leasable"] == 3
+    assert found["encpool_workers_leasable"] == 2
     assert found["encpool_items_total"] == stats.num_items
     assert found["encpool_segment_hits_total"] == stats.segment_hits > 0
     assert found["encpool_cache_items_total"] == stats.cache.hits + stats.cache.joins + stats.cache.misses > 0
