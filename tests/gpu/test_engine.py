@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from replaying import always_replay
 
 from encoder.adapters.base import Segment
 from encoder.attention import self_attention
@@ -32,17 +33,9 @@ def make_runner(**changes: object) -> EncoderRunner:
     return runner
 
 
-def always_replay(runner: EncoderRunner) -> None:
-    """Beside other work on the GPU, an eager run may seem faster than a graph: let none be compared."""
-    runner._eager = None
-    runner._update_table()
-
-
 @pytest.fixture(scope="module")
 def packed() -> EncoderRunner:
-    runner = make_runner()
-    always_replay(runner)
-    return runner
+    return always_replay(make_runner())
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +63,19 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def test_replay_equals_eager(
     layouts: tuple[str, ...], packed: EncoderRunner, segments: list[Segment], expected: list[torch.Tensor]
 ) -> None:
-    runner = packed if layouts == ("packed",) else make_runner(layouts=layouts, token_budgets=(64, 256))
+    runner = packed
+    if layouts != ("packed",):
+        runner = always_replay(make_runner(layouts=layouts, token_budgets=(64, 256)))
     for tokens, wanted in zip(runner.encode(segments), expected, strict=True):
         assert distance(tokens, wanted) < REPLAY_TOLERANCE
-    assert runner.stats.hits > 0.7 * len(segments) or layouts == ("vllm",)  # where some rectangles lose to eager
+    assert runner.stats.hits > 0.7 * len(segments) or layouts == ("vllm",)  # which holds no strips
 
 
 @pytest.mark.parametrize("backend", ["triton", "varlen", "cudnn"])
 def test_attention_backends_agree(backend: str, segments: list[Segment], expected: list[torch.Tensor]) -> None:
     if backend == "cudnn":
         pytest.importorskip("cudnn")
-    runner = make_runner(attention=backend, token_budgets=(64, 512))
+    runner = always_replay(make_runner(attention=backend, token_budgets=(64, 512)))
     for tokens, wanted in zip(runner.encode(segments), expected, strict=True):
         assert distance(tokens, wanted) < REPLAY_TOLERANCE
 
@@ -159,7 +154,7 @@ def test_a_thousand_replays_with_changing_mixes(packed: EncoderRunner, segments:
     alone: dict[tuple[int, object], float] = {}
     under_way = []
     for _ in range(1000):
-        chosen = [rng.randrange(len(segments)) for _ in range(rng.randint(1, 16))]
+        chosen = [rng.randrange(len(segments)) for _ in range(rng.randint(1, 6))]
         replay = packed.plan([segments[index].shape for index in chosen])
         taken = [chosen[index] for index in replay.taken]
         under_way.append((packed.submit([segments[index] for index in taken], replay), taken))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from clips import DrawnFrames
 from family_cases import CASES
+from replaying import always_replay
 
 from encoder.adapters.base import Segment, TakesVideo
 from encoder.adapters.registry import load_adapter
@@ -37,7 +38,8 @@ def test_replay_equals_eager_in_changing_mixes(preset: str, output: str) -> None
     config = EncoderConfig.model_validate({"model": preset, "output": output})
     adapter = load_adapter(config)
     tokens = adapter.sample((adapter.axes[0].keys[0],)).shape.num_tokens
-    captured = make_runner(config.model_copy(update={"token_budgets": (tokens, 4 * tokens, 16 * tokens)}))
+    budgets = (tokens, 4 * tokens, 16 * tokens)
+    captured = always_replay(make_runner(config.model_copy(update={"token_budgets": budgets})))
     assert captured.dtype == torch.bfloat16
     eager = make_runner(config.model_copy(update={"graphs": False}))
     exact = make_runner(config.model_copy(update={"graphs": False, "dtype": "float32"}))

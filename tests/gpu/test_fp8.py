@@ -7,6 +7,7 @@ from itertools import accumulate
 import pytest
 import torch
 import torch.nn.functional as F
+from replaying import always_replay
 
 from encoder.config import EncoderConfig
 from encoder.kernels.attention import ragged_attention_8, ragged_attention_reference
@@ -93,6 +94,7 @@ def test_fp8_tokens_replayed_equal_eager_and_are_near_float32() -> None:
     segments = [segment for picture in pictures for segment in runner.adapter.prepare(picture)]
     eager = runner.encode(segments)
     runner.capture()
+    always_replay(runner)
     replayed = runner.encode(segments)
     exact = EncoderRunner.from_config(
         config.model_copy(update={"precision": "native", "dtype": "float32", "graphs": False}), "cuda:0"
