@@ -14,7 +14,10 @@ from encoder.types import AxisKeys, Capacity, SegmentShape
 TOKENS_A_SEGMENT = 16
 """A graph has room for segments of so many tokens on average: for all traffic but tiny pictures."""
 
-LADDER = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 8192, 10_240, 12_288, 16_384)
+LADDER = (
+    64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2304, 2560, 2816, 3072, 3584,
+    4096, 5120, 6144, 8192, 10_240, 12_288, 16_384,
+)  # fmt: skip
 CPU_LADDER = (128, 512, 2048)
 
 
@@ -46,7 +49,10 @@ class PackedLayout:
         return Capacity(patches=patches, segments=segments, tokens=token_budget, longest=patches)
 
     def default_budgets(self, device: str) -> tuple[int, ...]:
-        """Steps of a third to a half, up to the largest images that models of this kind take."""
+        """Steps of at most a third from 192 on, up to the largest images that models of this kind take.
+
+        An image of some thousand tokens fills a GPU by itself, so it runs longer by whatever its graph pads.
+        """
         return CPU_LADDER if device == "cpu" else LADDER
 
     def exact(self, shapes: Sequence[SegmentShape]) -> tuple[AxisKeys, Capacity]:
