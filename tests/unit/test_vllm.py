@@ -135,11 +135,19 @@ def request(identifier: str, num_rows: int) -> Any:
     )
 
 
-@pytest.fixture
-def connector_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The connector, over vLLM's interface as far as it uses it."""
-    for name, module in vllm_interface.modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+BASE = "vllm.distributed.ec_transfer.ec_connector.base"
+
+
+@pytest.fixture(params=["as far as it is used", "as it is installed"])
+def connector_module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The connector, over vLLM's interface: what it uses of it, written down here, and vLLM's own."""
+    if request.param == "as it is installed":
+        pytest.importorskip(BASE, reason="vLLM is not installed")
+        platforms = vllm_interface.modules()["vllm.platforms"]  # a device is not to be had of one built for GPUs
+        monkeypatch.setattr("vllm.platforms.current_platform", vars(platforms)["current_platform"], raising=False)
+    else:
+        for name, module in vllm_interface.modules().items():
+            monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "cluster.vllm_ec_connector", raising=False)
     yield import_module("cluster.vllm_ec_connector")
     sys.modules.pop("cluster.vllm_ec_connector", None)
@@ -147,7 +155,7 @@ def connector_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 def both_sides(module: ModuleType, shelf: Shelf, clock: Clock | None = None) -> tuple[Any, Any]:
     config = vllm_interface.config(scope="tenant")
-    roles = vllm_interface.ECConnectorRole
+    roles = module.ECConnectorRole
     scheduler = module.EncpoolECConnector(config, roles.SCHEDULER, find=shelf, now_s=clock or Clock())
     return scheduler, module.EncpoolECConnector(config, roles.WORKER)
 
@@ -222,9 +230,12 @@ def test_few_rows_are_held_for_requests_that_never_come(connector_module: Module
 
 
 def test_it_implements_the_interface_of_the_vllm_installed_here() -> None:
-    base = pytest.importorskip("vllm.distributed.ec_transfer.ec_connector.base", reason="vLLM is not installed")
+    base = pytest.importorskip(BASE, reason="vLLM is not installed")
     connector = import_module("cluster.vllm_ec_connector").EncpoolECConnector
     assert not connector.__abstractmethods__
+    asked = SimpleNamespace(ec_connector="EncpoolECConnector", ec_connector_module_path="cluster.vllm_ec_connector")
+    factory = import_module("vllm.distributed.ec_transfer.ec_connector.factory").ECConnectorFactory
+    assert factory.get_connector_class(asked) is connector
     for name in base.ECConnectorBase.__abstractmethods__ | {"ensure_cache_available"}:
         if not hasattr(base.ECConnectorBase, name):
             continue
