@@ -17,6 +17,7 @@ from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
 from encoder.adapters.packed import PackedLayout, fill_offsets, fill_pixels, fill_rows
+from encoder.adapters.stock import StockAdapter
 from encoder.adapters.tile_kind import CPU_LADDER, LADDER
 from encoder.adapters.tiles import Pixels, Tile, cut_out, size_of
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
@@ -24,7 +25,7 @@ from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 if TYPE_CHECKING:
     import torch
 
-    from encoder.config import EncoderConfig, Precision
+    from encoder.config import EncoderConfig
     from encoder.media import MediaHeader
 
 Table = tuple[tuple[int, ...], str]
@@ -76,8 +77,10 @@ class GridFamily(Protocol):
         """The forward over loaded modules, to tokens `[T, E]`; safe to capture. Attention keeps to segments."""
 
 
-class GridAdapter:
+class GridAdapter(StockAdapter):
     """Adapter of one checkpoint of a grid family. Implements `EncoderAdapter`."""
+
+    family: GridFamily
 
     path = "image"
 
@@ -181,26 +184,9 @@ class GridAdapter:
             fill_rows(host[name], [rows[name] for rows in tables])
         return fill_pixels(host["pixels"], [segment.patches_PC for segment in segments])
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Released names and shapes of the vision part."""
-        from encoder.towers.stock import weight_shapes
-
-        return weight_shapes(self.family)
-
-    def checkpoint_config(self) -> dict[str, Any]:
-        """The config it was made from."""
-        return dict(self._config)
-
-    def build(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        device: torch.device,
-        dtype: torch.dtype,
-        attention: str,
-        precision: Precision,
+    def _model(
+        self, weights: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype, attention: str
     ) -> EncoderModel:
-        """transformers' modules on the device."""
-        from encoder.towers.stock import GridModel, check_native
+        from encoder.towers.stock import GridModel
 
-        check_native(self.encoder, precision)
         return GridModel(self.family, weights, device, dtype, attention)

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.stock import StockAdapter
 from encoder.adapters.tile_kind import Size, TileKind
 from encoder.errors import ConfigError
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
@@ -24,7 +25,7 @@ from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 if TYPE_CHECKING:
     import torch
 
-    from encoder.config import EncoderConfig, Precision
+    from encoder.config import EncoderConfig
     from encoder.media import MediaHeader
 
 Box = tuple[int, int, int, int]
@@ -89,8 +90,10 @@ class TileFamily(Protocol):
         """The forward over loaded modules: from pixels `[N, 3, H, W]` to tokens `[N, T, E]`; safe to capture."""
 
 
-class TileAdapter:
+class TileAdapter(StockAdapter):
     """Adapter of one checkpoint of a tile family. Implements `EncoderAdapter`."""
+
+    family: TileFamily
 
     path = "image"
 
@@ -161,28 +164,11 @@ class TileAdapter:
         """One tile after the other."""
         return self.tile.fill(host, segments)
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Released names and shapes of the vision part."""
-        from encoder.towers.stock import weight_shapes
-
-        return weight_shapes(self.family)
-
-    def checkpoint_config(self) -> dict[str, Any]:
-        """The config it was made from."""
-        return dict(self._config)
-
-    def build(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        device: torch.device,
-        dtype: torch.dtype,
-        attention: str,
-        precision: Precision,
+    def _model(
+        self, weights: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype, attention: str
     ) -> EncoderModel:
-        """transformers' modules on the device."""
-        from encoder.towers.stock import TileModel, check_native
+        from encoder.towers.stock import TileModel
 
-        check_native(self.encoder, precision)
         return TileModel(self.family, weights, device, dtype)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.stock import StockAdapter
 from encoder.adapters.tile_kind import TileKind
 from encoder.adapters.tiles import Pixels, Tile, cut_out, refuse_layouts
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
@@ -23,7 +24,7 @@ from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 if TYPE_CHECKING:
     import torch
 
-    from encoder.config import EncoderConfig, Precision
+    from encoder.config import EncoderConfig
     from encoder.media import MediaHeader
 
 
@@ -51,8 +52,10 @@ class ViewFamily(Protocol):
         """The forward of each view, from pixels `[N, 3, H, W]` to tokens `[N, T, E]`; safe to capture."""
 
 
-class ViewAdapter:
+class ViewAdapter(StockAdapter):
     """Adapter of one checkpoint of a family of views. Implements `EncoderAdapter`."""
+
+    family: ViewFamily
 
     path = "image"
 
@@ -115,26 +118,9 @@ class ViewAdapter:
         """One tile after the other."""
         return self._kind(axis_keys).fill(host, segments)
 
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Released names and shapes of the vision part."""
-        from encoder.towers.stock import weight_shapes
-
-        return weight_shapes(self.family)
-
-    def checkpoint_config(self) -> dict[str, Any]:
-        """The config it was made from."""
-        return dict(self._config)
-
-    def build(
-        self,
-        weights: Mapping[str, torch.Tensor],
-        device: torch.device,
-        dtype: torch.dtype,
-        attention: str,
-        precision: Precision,
+    def _model(
+        self, weights: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype, attention: str
     ) -> EncoderModel:
-        """transformers' modules on the device."""
-        from encoder.towers.stock import ViewModel, check_native
+        from encoder.towers.stock import ViewModel
 
-        check_native(self.encoder, precision)
         return ViewModel(self.family, weights, device, dtype)
