@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 
-import av
 import numpy as np
 from PIL import Image
 
@@ -35,6 +34,8 @@ def make_clip(
 
     `times` of the frames, in frames at `fps`, make its rate vary.
     """
+    import av  # drawn frames need none
+
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as output:
         stream = output.add_stream(codec, rate=fps)
@@ -64,6 +65,8 @@ def brightness(number: int) -> int:
 
 def make_sound() -> bytes:
     """An MP4 of a second of silence, without pictures."""
+    import av  # drawn frames need none
+
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as output:
         stream = output.add_stream("aac", rate=8000, layout="mono")
