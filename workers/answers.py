@@ -38,7 +38,7 @@ def answer(
                 num_tokens=sum(len(block) for block in job.outputs if block is not None),
                 graphs=tuple(job.graphs),
                 misses=tuple(job.misses),
-                timings_ms=job.timings_ms,
+                timings_ms=job.timings_ms.copy(),  # of one that failed, runs under way still write there
                 cached=job.cached and job.error is None,
                 error=None if job.error is None else ErrorNote.of(job.error),
             )

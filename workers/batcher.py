@@ -119,11 +119,13 @@ class Batcher:
     def admit(self, job: Job) -> None:
         """Take responsibility for an item, or refuse it: PoolSaturatedError, or PoolClosedError once closed.
 
-        See `workers.admission` for what fits.
+        See `workers.admission` for what fits. One that was settled on its way here takes no room.
         """
         with self._lock:
             if self._closed is not None:
                 raise self._closed
+            if job.settled:  # and released: nobody would release it again
+                return
             total = Load(self.backlog_ms, self.backlog_bytes)
             load = self._loads[job.priority]
             own = Load(load.ms, load.num_bytes + self._ready_bytes[job.priority])

@@ -29,7 +29,7 @@ class Counts:
             self._num_items += 1
             self._num_failed += job.error is not None
             self._num_cached += job.cached and job.error is None
-        for stage, stage_ms in job.timings_ms.items():
+        for stage, stage_ms in job.timings_ms.copy().items():  # of one that failed, runs under way still write there
             self._meter.observe("encpool_stage_seconds", stage, value=stage_ms / 1e3)
 
     def answered(self, num_tokens: int, copy_s: float) -> None:

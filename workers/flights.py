@@ -60,11 +60,6 @@ class Flights:
         self._flights: dict[bytes, Flight] = {}
         self._num_joins = 0
 
-    @property
-    def num_flights(self) -> int:
-        """Items in progress."""
-        return len(self._flights)
-
     def stats(self) -> CacheStats:
         """The cache's counts, items that joined others told apart."""
         return self.cache.stats(joins=self._num_joins)
@@ -91,7 +86,10 @@ class Flights:
             assert kept_TE is not None
             waiter.cached = True
             waiter.complete([kept_TE])
-        elif opened:
+            return
+        if waiter.settled:  # it was cancelled, and when it left there was nothing to leave
+            self.leave(key, waiter)
+        if opened:
             begin(flight.work)
         elif flight.work.settled:  # and perhaps it has looked for those who wait already
             self._land(flight)

@@ -39,22 +39,19 @@ class Job:
         self.cached = False  # its tokens were computed for another: from the cache, or of an identical item
         self.ready_s = 0.0
         self.started_s: float | None = None
+        self.settled = False
         self._lock = threading.Lock()
         self._num_missing = 0
-        self._settled = threading.Event()
+        self._told = threading.Event()
 
     @property
     def load(self) -> Load:
         """What it adds to the queue."""
         return Load(self.cost_ms, self.num_bytes)
 
-    @property
-    def settled(self) -> bool:
-        return self._settled.is_set()
-
     def wait(self) -> None:
-        """Block until settled."""
-        self._settled.wait()
+        """Block until settled, and until `on_settled` has heard of it."""
+        self._told.wait()
 
     def expect(self, num_segments: int) -> None:
         """Say how many segments it has, before the first of them may run."""
@@ -71,24 +68,23 @@ class Job:
             self._num_missing -= 1
             if self._num_missing:
                 return
-            self._settled.set()
-        self.on_settled(self)
+        self.complete(self.outputs)
 
     def complete(self, outputs: Sequence[torch.Tensor | None]) -> None:
         """Settle with all of the item's rows at once, unless settled already."""
-        with self._lock:
-            if self.settled:
-                return
-            self.outputs = list(outputs)
-            self._settled.set()
-        self.on_settled(self)
+        self._settle(outputs, None)
 
     def fail(self, error: EncoderPoolError) -> None:
         """Settle with an error, unless settled already."""
+        self._settle((), error)
+
+    def _settle(self, outputs: Sequence[torch.Tensor | None], error: EncoderPoolError | None) -> None:
         with self._lock:
             if self.settled:
                 return
-            self.error = error
-            self.outputs = []
-            self._settled.set()
-        self.on_settled(self)
+            self.outputs, self.error = list(outputs), error
+            self.settled = True
+        try:
+            self.on_settled(self)
+        finally:  # not before: who waits for it finds it counted, and its place in the queue free
+            self._told.set()

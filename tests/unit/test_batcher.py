@@ -116,6 +116,15 @@ def test_a_cancelled_item_costs_no_gpu_time() -> None:
     assert (batcher.num_waiting, batcher.backlog_ms) == (0, 0)
 
 
+def test_an_item_that_is_cancelled_on_its_way_to_the_door_takes_no_room() -> None:
+    batcher = make_batcher()
+    job = Job(cost_ms=1.0, num_bytes=10)
+    job.on_settled = batcher.release
+    job.fail(EncodeError("its caller cancelled it"))
+    batcher.admit(job)
+    assert (batcher.num_admitted, batcher.backlog_ms, batcher.backlog_bytes) == (0, 0, 0)
+
+
 def test_a_closed_queue_admits_nothing_and_finishes_what_it_has() -> None:
     batcher = make_batcher()
     job = admitted(batcher)

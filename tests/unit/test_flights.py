@@ -12,7 +12,7 @@ import torch
 from fakes import Clock, FakeRunner, batch, breaks_on, errors, graph, item, loader, picture, until
 
 from encoder.config import EncoderConfig
-from encoder.errors import DeadlineError
+from encoder.errors import DeadlineError, EncodeError
 from workers.cache import CacheStats, EmbeddingCache
 from workers.config import WorkerConfig
 from workers.flights import Flights
@@ -247,6 +247,20 @@ def test_a_waiter_that_joins_as_the_work_is_given_up_gets_work_of_its_own() -> N
     begun[1].complete([torch.zeros(shape.num_tokens, 4)])
     assert late.error is None
     assert late.settled
+
+
+def test_a_waiter_that_is_cancelled_just_before_it_joins_keeps_no_work_going() -> None:
+    flights = Flights(EmbeddingCache(1000))
+    shape = item(0, PICTURE).shape
+    begun: list[Job] = []
+    gone, other = Job(cost_ms=1), Job(cost_ms=1)
+    gone.fail(EncodeError("its caller cancelled it"))
+    flights.enter(b"k", shape, gone, begun.append)
+    assert begun[0].settled
+    flights.enter(b"k", shape, other, begun.append)
+    begun[1].complete([torch.zeros(shape.num_tokens, 4)])
+    assert other.error is None
+    assert other.settled
 
 
 def test_many_callers_of_few_pictures_all_get_their_own(rig: Rig) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,11 +15,16 @@ from fakes import Clock, FakeRunner, batch, breaks_on, errors, graph, loader, pi
 
 from cluster.lifecycle.stats import PoolStats
 from encoder.config import EncoderConfig
-from encoder.errors import WorkerLostError
+from encoder.errors import EncodeError, WorkerLostError
 from encoder.graphs import CaptureReport
 from encoder.packing import EagerCost
+from encoder.runner import EncoderRunner
+from workers.answers import answer
 from workers.config import WorkerConfig
+from workers.counts import Counts
+from workers.job import Job
 from workers.messages import ErrorNote, WorkerState
+from workers.metrics import Meter
 from workers.worker import EncoderWorker
 
 StartWorker = Callable[..., EncoderWorker]
@@ -223,6 +229,39 @@ def test_a_cancel_that_overtakes_its_call_counts(start_worker: StartWorker, sett
     worker.cancel("another", [1])
     call = batch(picture(1), picture(2), picture(3), call_id="another")
     assert errors(worker.encode(call)) == [None, "EncodeError", None]
+
+
+def test_an_answered_call_is_counted_and_its_room_free(start_worker: StartWorker, settled: list[int]) -> None:
+    worker = start_worker(FakeRunner())
+    release = worker._batcher.release
+
+    def release_late(job: Job) -> None:
+        time.sleep(0.05)
+        release(job)
+
+    worker._batcher.release = release_late  # type: ignore[method-assign]
+    worker.encode(batch(picture(1)))
+    assert settled == [0]
+    assert worker.report().backlog_ms == 0
+    assert worker.report().stats.num_items == 1
+
+
+def test_a_run_under_way_changes_nothing_of_an_answer_that_was_given() -> None:
+    """Of an item that was cancelled: its segments may be on the device still."""
+    job = Job(cost_ms=1.0)
+    job.timings_ms["decode"] = 2.0
+    job.fail(EncodeError("its caller cancelled it"))
+    result = answer("w", [job], cast(EncoderRunner, FakeRunner()), shared=False)
+
+    class Interrupting(Meter):
+        def observe(self, name: str, *labels: str, value: float) -> None:
+            job.timings_ms[f"a run ended during {labels}"] = 1.0
+
+    counts = Counts("w")
+    counts._meter = Interrupting("w")
+    counts.settled(job)
+    assert len(job.timings_ms) == 2
+    assert result.items[0].timings_ms == {"decode": 2.0}
 
 
 def test_an_item_past_its_deadline_fails_with_it(start_worker: StartWorker) -> None:
