@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
 from cluster.lifecycle.roster import ROUTER, Roster, find_actor
 from encoder.errors import WorkerStartError
@@ -48,7 +48,7 @@ class Lookup:
             homes: list[str | None] = ray.get(
                 self._router.homes.remote([short_digest(digest) for digest in digests]), timeout=self._timeout_s
             )
-        except (RayError, GetTimeoutError):
+        except RayError:
             return found
         places: defaultdict[str, list[int]] = defaultdict(list)
         for place, home in enumerate(homes):

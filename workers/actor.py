@@ -60,7 +60,7 @@ class EncoderWorkerActor:
         self._slabs = SlabMaps()
         self._worker = EncoderWorker(config, worker_id, on_settled=self._settled.put)
         self._worker.start()
-        threading.Thread(target=self._report_for_ever, name="reporter", daemon=True).start()
+        threading.Thread(target=self._report, name="reporter", daemon=True).start()
 
     @ray.method(concurrency_group="batch")  # interactive calls name theirs
     def encode(self, call: bytes | EncodeBatch) -> bytes | EncodeResult:
@@ -97,6 +97,13 @@ class EncoderWorkerActor:
     def drain(self, timeout_s: float) -> bool:
         """See `EncoderWorker.drain`."""
         return self._worker.drain(timeout_s)
+
+    def _report(self) -> None:
+        try:
+            self._report_for_ever()
+        except Exception:  # edge of a thread: a worker that nobody hears of again would get no leases, for ever
+            logger.exception("the reporter broke: the process ends, Ray starts another")
+            os._exit(1)
 
     def _report_for_ever(self) -> None:
         registered: object = None

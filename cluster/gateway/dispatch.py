@@ -12,16 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cluster.client import Client, Outcome
 from cluster.gateway.config import GatewayConfig
-from cluster.routing.leases import Answer, Ask
 from cluster.streams.items import Item
 from cluster.streams.stream import Stream
 from cluster.streams.transport import Transport
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError
-from workers.messages import EncodeBatch, EncodeResult
+from workers.messages import EncodeBatch
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Dispatcher:
         self._inbox: deque[tuple[str, Sequence[Item]]] = deque()
         self._open: dict[Item, Callable[[Outcome], None]] = {}  # and who hears of its end
         self.success_s: float | None = None  # when something was last encoded
-        self._ended: EncoderPoolError | None = None
+        self._ended: PoolClosedError | None = None
         self._closing = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._main, name="dispatch", daemon=True)
@@ -56,7 +56,7 @@ class Dispatcher:
 
     def cancel(self, items: Sequence[Item]) -> None:
         """Nobody awaits these any more."""
-        if not self._ended:
+        with suppress(PoolClosedError):  # then they have ended
             self._put("cancel", items)
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -76,12 +76,12 @@ class Dispatcher:
     # --- the thread ----------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        error: EncoderPoolError | None = None
+        error: PoolClosedError | None = None
         while error is None:
             try:
                 self._run()
                 error = PoolClosedError("the gateway is closed")
-            except EncoderPoolError as failure:  # the pool was closed
+            except PoolClosedError as failure:
                 error = failure
             except Exception as failure:  # edge of a thread, and others' items come after those that broke it
                 logger.exception("the dispatcher begins anew")
@@ -140,7 +140,7 @@ class Dispatcher:
 
 
 class WakingTransport:
-    """A transport whose waits also end when somebody calls `wake`."""
+    """A transport whose waits also end when somebody calls `wake`. All else is `inner`'s."""
 
     def __init__(self, inner: Transport) -> None:
         """The calls that `inner` makes must be `RayCall`s."""
@@ -148,6 +148,9 @@ class WakingTransport:
         self._changed = threading.Condition()
         self._finished: set[Any] = set()
         self._is_awake = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def wake(self) -> None:
         """End the wait under way, or the next one, at once."""
@@ -183,31 +186,3 @@ class WakingTransport:
             done = [call for call in calls if call in self._finished]
             self._finished.clear()  # of others nobody waits any more
         return done
-
-    def lease(self, ask: Ask) -> Answer:
-        """See `Transport`."""
-        return self._inner.lease(ask)
-
-    def result(self, call: Any) -> EncodeResult:
-        """See `Transport`."""
-        return self._inner.result(call)
-
-    def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
-        """See `Transport`."""
-        self._inner.cancel(worker_id, call_id, numbers)
-
-    def suspect(self, incarnation: str) -> None:
-        """See `Transport`."""
-        self._inner.suspect(incarnation)
-
-    def release(self, lease_ids: Sequence[int]) -> None:
-        """See `Transport`."""
-        self._inner.release(lease_ids)
-
-    def hello(self, client: str) -> None:
-        """See `Transport`."""
-        self._inner.hello(client)
-
-    def quarantine(self, left_s: dict[bytes, float]) -> None:
-        """See `Transport`."""
-        self._inner.quarantine(left_s)

@@ -82,7 +82,7 @@ class Room:
         self._max_items = config.max_open_items
         self._max_bytes = config.max_open_bytes
         self._now_s = now_s
-        self._ends: deque[tuple[float, int]] = deque()  # when items ended, and how many
+        self._ends: deque[tuple[float, int]] = deque()  # when items ended lately, and how many
         self.num_items = 0
         self.num_bytes = 0
         self.num_requests = 0
@@ -112,15 +112,16 @@ class Room:
 
     def note_end(self, num_items: int) -> None:
         """So many items were answered now."""
+        now_s = self._now_s()
         if num_items:
-            self._ends.append((self._now_s(), num_items))
+            self._ends.append((now_s, num_items))
+        while self._ends and self._ends[0][0] < now_s - RATE_WINDOW_S:
+            self._ends.popleft()
 
     def _clear_in_s(self) -> float:
         """When half of what is under way will be done, at the rate of the last seconds."""
-        now_s = self._now_s()
-        while self._ends and self._ends[0][0] < now_s - RATE_WINDOW_S:
-            self._ends.popleft()
-        per_s = sum(count for _, count in self._ends) / RATE_WINDOW_S
+        since_s = self._now_s() - RATE_WINDOW_S
+        per_s = sum(count for end_s, count in self._ends if end_s >= since_s) / RATE_WINDOW_S
         return 0.5 * self.num_items / per_s if per_s else LONGEST_RETRY_S / 6
 
 

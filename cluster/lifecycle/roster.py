@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -41,41 +41,37 @@ def _names() -> list[str]:
 
 
 class Roster:
-    """Handles of workers, looked up when one is named for the first time. Any thread may ask."""
+    """Handles of workers, looked up when one is named for the first time.
+
+    Any thread may ask. Its dict changes in one step each, without a lock: a look-up may take long.
+    """
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
         self._handles: dict[str, Any] = {}
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._handles)
 
     def handles(self) -> list[Any]:
         """Those known."""
-        with self._lock:
-            return list(self._handles.values())
+        return list(self._handles.values())
 
     def handle(self, worker_id: str) -> Any:
         """Raises ValueError for a worker that is not there."""
-        with self._lock:
-            handle = self._handles.get(worker_id)
-            if handle is None:
-                handle = self._handles[worker_id] = find_actor(self._pool, worker_id)
-            return handle
+        handle = self._handles.get(worker_id)
+        if handle is None:
+            handle = self._handles[worker_id] = find_actor(self._pool, worker_id)
+        return handle
 
     def drop(self, worker_id: str) -> None:
         """Look it up again the next time: its actor is gone."""
-        with self._lock:
-            self._handles.pop(worker_id, None)
+        self._handles.pop(worker_id, None)
 
     def keep(self, worker_ids: Collection[str]) -> None:
         """Know these workers and no others; those that cannot be found yet are left out."""
-        with self._lock:
-            for worker_id in set(self._handles) - set(worker_ids):
-                del self._handles[worker_id]
+        for worker_id in set(self._handles) - set(worker_ids):
+            self.drop(worker_id)
         for worker_id in worker_ids:
-            try:
+            with suppress(ValueError):
                 self.handle(worker_id)
-            except ValueError:
-                continue

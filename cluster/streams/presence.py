@@ -5,10 +5,13 @@ A client that is killed falls silent. Then its leases end, and workers drop what
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from encoder.errors import PoolClosedError
+
+logger = logging.getLogger(__name__)
 
 
 class Presence:
@@ -50,3 +53,5 @@ class Presence:
                 with self._changed:
                     self._thread = None
                 return
+            except Exception:  # edge of a thread: without the next hello the pool would give us up
+                logger.exception("could not tell the router that this client lives")

@@ -170,6 +170,21 @@ def test_a_client_says_hello_while_a_stream_is_open_and_not_after() -> None:
     presence.end()
 
 
+def test_a_hello_that_fails_is_said_again() -> None:
+    said = threading.Semaphore(0)
+    failures = [OSError("boom"), OSError("boom")]
+
+    def hello() -> None:
+        if failures:
+            raise failures.pop()
+        said.release()
+
+    presence = Presence(hello, interval_s=0.01)
+    presence.begin()
+    assert said.acquire(timeout=10)
+    presence.end()
+
+
 def test_nobody_says_hello_to_a_closed_pool() -> None:
     def hello() -> None:
         raise PoolClosedError("the pool is closed")

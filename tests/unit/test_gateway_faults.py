@@ -17,7 +17,7 @@ from live_gateway import Live, live_gateway
 
 from cluster.gateway.fetch import Fetcher
 from cluster.streams.transport import RayCall, WorkerAway
-from encoder.errors import BadMediaError, PoolClosedError
+from encoder.errors import BadMediaError, PoolClosedError, WorkerLostError
 from workers.messages import EncodeBatch, EncodeResult
 
 GOOD, ODD = picture(1), picture(2, width=300)
@@ -114,21 +114,22 @@ def test_an_embedding_that_cannot_be_handed_on_fails_alone(caller: Caller, monke
     assert caller.msgpack(items=[GOOD]).statuses == [200]
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("boom"), WorkerLostError("boom")])
 def test_a_dispatcher_that_breaks_fails_what_it_has_and_goes_on(
-    live: Live, caller: Caller, monkeypatch: pytest.MonkeyPatch
+    live: Live, caller: Caller, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     lease = live.pool.lease
     broken = [True]
 
     def leases(ask: Any) -> Any:
         if broken.pop() if broken else False:
-            raise ZeroDivisionError("boom")
+            raise error
         return lease(ask)
 
     monkeypatch.setattr(live.pool, "lease", leases)
     reply = caller.msgpack(items=[GOOD, ODD])
     assert reply.statuses == [500, 500]
-    assert reply.items[0]["error"]["message"].startswith("the gateway failed: ZeroDivisionError")
+    assert reply.items[0]["error"]["message"].startswith(f"the gateway failed: {type(error).__name__}")
     assert caller.msgpack(items=[GOOD, ODD]).statuses == [200, 200]
 
 

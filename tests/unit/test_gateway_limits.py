@@ -110,6 +110,18 @@ def test_a_full_room_says_when_half_of_it_will_be_free() -> None:
     assert (room.num_items, room.num_bytes, room.num_requests) == (0, 0, 0)
 
 
+def test_a_room_that_is_never_full_remembers_no_more_than_the_last_seconds() -> None:
+    clock = Clock()
+    room = Room(GatewayConfig(), now_s=clock)
+    for _ in range(100):
+        with room.request() as share:
+            share.take(num_items=1)
+            clock.now += 1
+    assert len(room._ends) <= 11
+    clock.now += 100
+    assert room._clear_in_s() == 5, "what ended long ago says nothing of now"
+
+
 def test_every_error_of_an_item_or_a_request_has_a_status() -> None:
     assert {kind.__name__ for kind in STATUS} <= ERRORS.keys()
     for kind in ERRORS.values():
