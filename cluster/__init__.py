@@ -6,19 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster.client import Embedding as Embedding
-    from cluster.client import Outcome as Outcome
     from cluster.config import PoolConfig as PoolConfig
     from cluster.config import load_config as load_config
     from cluster.lifecycle.stats import PoolStats as PoolStats
     from cluster.pool import EncoderPool as EncoderPool
+    from cluster.streams.outcomes import Embedding as Embedding
+    from cluster.streams.outcomes import Outcome as Outcome
     from cluster.vllm import to_vllm as to_vllm
 
 _HOMES = {
     "EncoderPool": "cluster.pool",
     "PoolStats": "cluster.lifecycle.stats",
-    "Embedding": "cluster.client",
-    "Outcome": "cluster.client",
+    "Embedding": "cluster.streams.outcomes",
+    "Outcome": "cluster.streams.outcomes",
     "PoolConfig": "cluster.config",
     "load_config": "cluster.config",
     "to_vllm": "cluster.vllm",

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 
-from cluster.client import Client, Embedding, Outcome, Source
+from cluster.client import Client, clients_of
 from cluster.config import PoolConfig, load_config
 from cluster.lifecycle import local_ray
 from cluster.lifecycle.launching import RayCrew
@@ -27,6 +27,8 @@ from cluster.lifecycle.supervisor import Supervisor
 from cluster.metrics import render_prometheus
 from cluster.planning.fleet import RayFleet, replanning
 from cluster.routing.roster import Member
+from cluster.streams.outcomes import Embedding, Outcome
+from cluster.streams.sources import Source
 from cluster.streams.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import ConfigError, PoolClosedError, WorkerLostError, WorkerStartError
@@ -80,7 +82,7 @@ class EncoderPool:
             router, self._roster, timeout_s=ROUTER_TIMEOUT_S, max_shared_bytes=config.max_shared_bytes
         )
         self._gate = transport.gate
-        self._clients = clients_of(config, transport)
+        self._clients = clients_of(config, transport, num_workers=transport.num_workers)
         self.client.export = partial(RayExporter().export, self.client.meter.samples)
 
     @classmethod
@@ -301,15 +303,16 @@ class EncoderPool:
             timeout_s = self.config.start_timeout_s + self.config.drain_timeout_s
         until_s = time.monotonic() + timeout_s
         before = self.status()
-        while not done(status := self.status()):
+        while True:
+            status = self.status()
             if status.targets != before.targets:
                 raise WorkerStartError(status.notes[-1] if status.notes else "another number of workers was asked for")
+            if done(status):
+                return
             if time.monotonic() > until_s:
                 late = [f"{worker.worker_id} is {worker.stage}" for worker in status.workers if worker.stage != "ready"]
                 raise WorkerStartError(f"after {timeout_s:g} s {', '.join(late) or 'the change is not through'}")
             time.sleep(CHANGE_POLL_S)
-        if status.targets != before.targets:
-            raise WorkerStartError(status.notes[-1] if status.notes else "another number of workers was asked for")
 
     def close(self) -> None:
         """End every actor, and Ray itself with the last pool that needs it. Work under way raises PoolClosedError."""
@@ -325,19 +328,3 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def clients_of(config: PoolConfig, transport: RayTransport) -> dict[str, Client]:
-    """One for each model of the pool, in the order of its groups. They share all but the model."""
-    clients: dict[str, Client] = {}
-    first: Client | None = None
-    for group in config.worker_groups:
-        model = group.worker.encoder.model
-        if model in clients:
-            continue
-        adapter = load_adapter(group.worker.encoder)
-        if first is None:
-            config = config.model_copy(update={"worker": group.worker})
-            first = Client(config, adapter, transport, num_workers=transport.num_workers, model=model)
-        clients[model] = first if not clients else first.of(group.worker, adapter)
-    return clients

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from cluster.client import Embedding, Source, read_source
+from cluster.streams.outcomes import Embedding
+from cluster.streams.sources import Source, read_source
 from encoder.adapters.registry import resolve_model
 from encoder.errors import EncodeError
 from encoder.media import probe_header

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from cluster.client import Embedding, Outcome
 from cluster.config import PoolConfig
 from cluster.files.directory import check_directory
 from cluster.files.output import OutputWriter
@@ -20,6 +19,7 @@ from cluster.gateway.wire import ItemAnswer
 from cluster.http_client import HttpClient, error_of
 from cluster.interrupts import sigterm_as_interrupt
 from cluster.pool import EncoderPool
+from cluster.streams.outcomes import Embedding, Outcome
 from encoder.types import ItemShape
 
 

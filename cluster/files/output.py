@@ -19,9 +19,9 @@ from typing import IO, Any, Self
 
 import torch
 
-from cluster.client import Embedding, Outcome
 from cluster.files.directory import MANIFEST, results_in
 from cluster.files.sources import Source
+from cluster.streams.outcomes import Embedding, Outcome
 
 MAX_PART_BYTES = 2**30
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from cluster.client import Client, Outcome
+from cluster.client import Client
 from cluster.gateway.config import GatewayConfig
 from cluster.streams.items import Item
+from cluster.streams.outcomes import Outcome
 from cluster.streams.stream import Stream
 from cluster.streams.transport import Transport
 from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from io import BytesIO
 
-from cluster.client import Outcome
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.dispatch import Dispatcher
 from cluster.streams.items import Item
+from cluster.streams.outcomes import Outcome
 from encoder.errors import EncoderPoolError, WorkerLostError
 from encoder.pictures import draw_picture
 

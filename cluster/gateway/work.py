@@ -15,13 +15,13 @@ from functools import partial
 
 import torch
 
-from cluster.client import Embedding, Outcome
 from cluster.gateway.dispatch import Dispatcher
 from cluster.gateway.fetch import Fetcher
 from cluster.gateway.limits import Refused, Share
 from cluster.gateway.statuses import status_of
 from cluster.gateway.wire import Encoded, ItemAnswer, ItemTokens, RequestItem
 from cluster.streams.items import Item
+from cluster.streams.outcomes import Embedding, Outcome
 from encoder.adapters.base import TakesVideo
 from encoder.errors import DeadlineError, EncodeError, EncoderPoolError, RequestTooLargeError
 from workers.priority import Priority

@@ -8,19 +8,17 @@ import uuid
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.routing.leases import Refusal
 from cluster.streams.items import Item, OpenItems
 from cluster.streams.leasing import MAX_RETRY_S, Leasing
+from cluster.streams.session import Session
 from cluster.streams.transport import WorkerAway, WorkerGone
 from encoder.errors import EncoderPoolError, PoisonItemError, PoolClosedError, PoolSaturatedError, WorkerLostError
 from workers import spans
 from workers.messages import EncodeBatch, EncodeItem, EncodeResult
 from workers.priority import Priority
-
-if TYPE_CHECKING:
-    from cluster.client import Client
 
 
 @dataclass(slots=True, eq=False)
@@ -40,10 +38,10 @@ class Call:
 class Calls:
     """The calls of one stream that are under way. Each of their items ends, or goes back to `leasing`."""
 
-    def __init__(self, client: Client, items: OpenItems, leasing: Leasing) -> None:
-        self._client = client
-        self._config = client.config
-        self._transport = client.transport
+    def __init__(self, session: Session, items: OpenItems, leasing: Leasing) -> None:
+        self._session = session
+        self._config = session.config
+        self._transport = session.transport
         self._items = items
         self._leasing = leasing
         self._calls: dict[Any, Call] = {}
@@ -78,8 +76,8 @@ class Calls:
             items=tuple(_to_wire(item, now_s) for item in items),
             priority=first.priority,
             traces=span.headers,
-            client=self._client.client_id,
-            num_outputs=sum(item.shape.num_tokens for item in items) * self._client.adapter.hidden_size,
+            client=self._session.client_id,
+            num_outputs=sum(item.shape.num_tokens for item in items) * self._session.adapter.hidden_size,
         )
         assert first.lease is not None
         is_trial = first.is_suspect
@@ -138,13 +136,13 @@ class Calls:
 
     def _end_trial(self, call: Call) -> None:
         if call.is_trial:
-            self._client.trials.end(call.worker_id)
+            self._session.trials.end(call.worker_id)
 
     def _settle(self, call: Call, result: EncodeResult) -> None:
         now_s = time.monotonic()
         at_worker_ms = max((sum(answer.timings_ms.values()) for answer in result.items), default=0.0)
         on_the_way_s = max(0.0, now_s - call.sent_s - at_worker_ms / 1e3)
-        self._client.meter.observe("encpool_stage_seconds", "transfer", value=on_the_way_s)
+        self._session.meter.observe("encpool_stage_seconds", "transfer", value=on_the_way_s)
         offsets = result.offsets
         for number, (item, answer) in enumerate(zip(call.items, result.items, strict=True)):
             if answer.error is None:
@@ -166,13 +164,13 @@ class Calls:
                 self._items.fail(item, error)
 
     def _count_retries(self, reason: str, num_items: int) -> None:
-        self._client.meter.add("encpool_retries_total", reason, amount=num_items)
+        self._session.meter.add("encpool_retries_total", reason, amount=num_items)
 
     def _bury(self, call: Call, reason: str) -> None:
         """The call's worker died, or is as good as dead."""
         self._leave(call)
         if not call.is_trial:
-            self._client.trials.note_death(call.incarnation)
+            self._session.trials.note_death(call.incarnation)
         for item in call.items:
             self._blame(item, call, reason)
 
@@ -182,14 +180,14 @@ class Calls:
         self._leasing.leave(call.worker_id)
 
     def _blame(self, item: Item, call: Call, reason: str) -> None:
-        num_deaths = self._client.trials.blame(item.encoded, call.incarnation, alone=call.is_trial)
+        num_deaths = self._session.trials.blame(item.encoded, call.incarnation, alone=call.is_trial)
         item.is_suspect, item.refused_s = True, None
         if not call.is_trial or num_deaths < self._config.poison_after:
             self._count_retries("died", 1)
             self._leasing.retry_elsewhere([item])
             return
-        self._client.meter.add("encpool_quarantines_total")
-        name = self._client.trials.quarantine(item.encoded)
+        self._session.meter.add("encpool_quarantines_total")
+        name = self._session.trials.quarantine(item.encoded)
         poison = PoisonItemError(f"workers died with item {name} on board, the last one with nothing else: {reason}")
         self._items.fail(item, poison)
 

@@ -12,8 +12,9 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from cluster.client import Embedding, Outcome, Source
 from cluster.routing.leases import Lease
+from cluster.streams.outcomes import Embedding, Outcome
+from cluster.streams.sources import Source
 from encoder.errors import EncoderPoolError
 from encoder.types import ItemShape
 from workers import spans

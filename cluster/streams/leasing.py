@@ -6,15 +6,12 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from cluster.routing.leases import Lease, LeaseRequest, Refusal
 from cluster.streams.items import Item, OpenItems
+from cluster.streams.session import Session
 from encoder.errors import DeadlineError, PoisonItemError, PoolSaturatedError, WorkerLostError
 from workers.priority import Priority
-
-if TYPE_CHECKING:
-    from cluster.client import Client
 
 Seat = tuple[str, Priority]
 """A worker, and of which priority the calls are that items wait for."""
@@ -26,14 +23,14 @@ TRIAL_RETRY_S = 0.05
 class Leasing:
     """The open items of one stream that are in no call."""
 
-    def __init__(self, client: Client, items: OpenItems) -> None:
-        self._client = client
-        self._config = client.config
+    def __init__(self, session: Session, items: OpenItems) -> None:
+        self._session = session
+        self._config = session.config
         self._items = items
-        self._says_content = client.says_content
+        self._says_content = session.says_content
         self._waiting: deque[Item] = deque()
         self._leased: dict[Seat, deque[Item]] = {}  # by worker, until one of its call slots is free
-        self._poison = client.trials.edition
+        self._poison = session.trials.edition
 
     def add(self, item: Item) -> None:
         """An item that was just opened."""
@@ -71,13 +68,13 @@ class Leasing:
             )
             for item in ripe
         ]
-        answers = self._client.assign(requests, priority, traces=[item.trace for item in ripe])
+        answers = self._session.assign(requests, priority, traces=[item.trace for item in ripe])
         taken: set[Item] = set()
         for item, answer in zip(ripe, answers, strict=True):
             if isinstance(answer, Lease):
                 item.lease = answer
-                if item.is_suspect and not self._client.trials.begin(answer.worker_id):
-                    self._client.transport.release([answer.lease_id])
+                if item.is_suspect and not self._session.trials.begin(answer.worker_id):
+                    self._session.transport.release([answer.lease_id])
                     item.not_before_s = time.monotonic() + TRIAL_RETRY_S
                     continue
                 self._leased.setdefault((answer.worker_id, priority), deque()).append(item)
@@ -153,10 +150,10 @@ class Leasing:
         """Leased items will not be sent."""
         leases = [item.lease for item in items if item.lease is not None]
         if leases:
-            self._client.transport.release([lease.lease_id for lease in leases])
+            self._session.transport.release([lease.lease_id for lease in leases])
         for item, lease in zip(items, leases, strict=True):
             if item.is_suspect:
-                self._client.trials.end(lease.worker_id)
+                self._session.trials.end(lease.worker_id)
 
     def cancel(self, dropped: Collection[Item]) -> None:
         """Nobody awaits these items any more."""
@@ -182,13 +179,13 @@ class Leasing:
 
     def _drop_poison(self) -> None:
         """Look again at what waits whenever more content is in quarantine: copies of it may be here."""
-        if self._poison == self._client.trials.edition:
+        if self._poison == self._session.trials.edition:
             return
-        self._poison = self._client.trials.edition
+        self._poison = self._session.trials.edition
         for queue in (self._waiting, *self._leased.values()):
             for item in list(queue):
                 try:
-                    self._client.trials.refuse_poison(item.encoded)
+                    self._session.trials.refuse_poison(item.encoded)
                 except PoisonItemError as error:
                     queue.remove(item)
                     if queue is not self._waiting:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
-from cluster.client import Outcome, Source
 from cluster.streams.items import Item
+from cluster.streams.outcomes import Outcome
+from cluster.streams.session import Session
+from cluster.streams.sources import Source
 from cluster.streams.stream import Stream
 from encoder.errors import EncoderPoolError, PoolClosedError
 from workers.priority import Priority
-
-if TYPE_CHECKING:
-    from cluster.client import Client
 
 READ_SLICE_S = 0.02  # reading pauses this often to look after calls
 
 
 def encode_in_order(
-    client: Client, sources: Iterable[Source], *, timeout_s: float | None, priority: Priority, scope: str | None = ""
+    session: Session, sources: Iterable[Source], *, timeout_s: float | None, priority: Priority, scope: str | None = ""
 ) -> Generator[Outcome, None, None]:
     """Outcomes in the order of the sources. All work is done in the caller's thread, whenever it asks for the next."""
-    ordered = _Ordered(client, sources, timeout_s, priority, scope)
+    ordered = _Ordered(session, sources, timeout_s, priority, scope)
     try:
         yield from ordered.outcomes()
     finally:
@@ -34,11 +32,16 @@ class _Ordered:
     """What was read, what is done, and what was handed out."""
 
     def __init__(
-        self, client: Client, sources: Iterable[Source], timeout_s: float | None, priority: Priority, scope: str | None
+        self,
+        session: Session,
+        sources: Iterable[Source],
+        timeout_s: float | None,
+        priority: Priority,
+        scope: str | None,
     ) -> None:
-        self.stream = Stream(client)
-        self._client = client
-        self._config = client.config
+        self.stream = Stream(session)
+        self._session = session
+        self._config = session.config
         self._sources = enumerate(sources)
         self._timeout_s = timeout_s
         self._priority = priority
@@ -66,13 +69,13 @@ class _Ordered:
                 if self._broken is not None:
                     raise self._broken
                 return
-            if self._client.closed:
+            if self._session.closed:
                 raise PoolClosedError("the pool was closed while items were under way")
 
     def _has_room(self) -> bool:
         return (
             not self._exhausted
-            and self._num_read - self._next_out < self._config.window(self._client.num_workers())
+            and self._num_read - self._next_out < self._config.window(self._session.num_workers())
             and self.stream.open_bytes < self._config.max_in_flight_bytes
         )
 
@@ -90,7 +93,7 @@ class _Ordered:
             self._num_read += 1
             read_s = time.monotonic()
             try:
-                encoded, header, shape = self._client.read(source)
+                encoded, header, shape = self._session.read(source)
             except EncoderPoolError as error:
                 self._done[index] = Outcome(source=source, embedding=None, error=error)
                 continue

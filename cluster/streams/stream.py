@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from cluster.streams.calls import Calls
 from cluster.streams.items import Item, OpenItems
 from cluster.streams.leasing import MAX_RETRY_S, Leasing
+from cluster.streams.session import Session
 from workers.priority import Priority
-
-if TYPE_CHECKING:
-    from cluster.client import Client
 
 LONGEST_WAIT_S = 1.0
 
@@ -29,15 +26,15 @@ LONGEST_WAIT_S = 1.0
 class Stream:
     """Open items of one owner. All methods but `__init__` belong to one thread."""
 
-    def __init__(self, client: Client, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, session: Session, *, sleep: Callable[[float], None] = time.sleep) -> None:
         """`sleep` passes the time while there is nothing but refusals to wait out."""
-        self._client = client
-        self._config = client.config
+        self._session = session
+        self._config = session.config
         self._sleep = sleep
-        self._items = OpenItems(client.meter)
-        self._leasing = Leasing(client, self._items)
-        self._calls = Calls(client, self._items, self._leasing)
-        self._client.presence.begin()
+        self._items = OpenItems(session.meter)
+        self._leasing = Leasing(session, self._items)
+        self._calls = Calls(session, self._items, self._leasing)
+        self._session.presence.begin()
         self._is_closed = False
 
     @property
@@ -57,7 +54,7 @@ class Stream:
             more: other items come at once, so a call that is not full may wait for them.
             wait: if nothing ends in this step, wait until something may have changed, LONGEST_WAIT_S at most.
         """
-        self._client.export()
+        self._session.export()
         num_ended = self._items.num_ended
         self._leasing.ask(self._free_slots(), is_idle=not len(self._calls), more=more)
         self._calls.send()
@@ -84,14 +81,14 @@ class Stream:
         """Leave nothing behind: queued work is dropped at the workers, unused leases return."""
         if not self._is_closed:
             self._is_closed = True
-            self._client.presence.end()
-        if not self._client.closed:
+            self._session.presence.end()
+        if not self._session.closed:
             self._calls.clear()
             self._leasing.clear()
 
     def _free_slots(self) -> dict[Priority, int]:
         """Calls that may be started: of each priority as many again, or batch calls would block interactive ones."""
-        num_slots = self._config.calls_per_worker * max(1, self._client.num_workers())
+        num_slots = self._config.calls_per_worker * max(1, self._session.num_workers())
         return {priority: num_slots - self._calls.count(priority) for priority in Priority}
 
     def _idle_s(self) -> float:

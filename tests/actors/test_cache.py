@@ -13,12 +13,12 @@ from http_calls import Caller
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import EncoderPool
-from cluster.client import Embedding, Outcome
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.item_maps import read_answer_item
 from cluster.gateway.threaded import GatewayThread
 from cluster.gateway.wire import as_float32
 from cluster.lookup import Lookup
+from cluster.streams.outcomes import Embedding, Outcome
 from encoder.errors import WorkerStartError
 from workers.cache_keys import content_digest
 

@@ -21,7 +21,7 @@ import torch
 from fakes import tiny_config
 
 from cluster import EncoderPool
-from cluster.client import Outcome
+from cluster.streams.outcomes import Outcome
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner
 from workers.messages import EncodeBatch

@@ -18,8 +18,9 @@ from fakes import tiny_config
 
 from cluster import EncoderPool
 from cluster.cli import main
-from cluster.client import Client, Outcome
+from cluster.client import Client
 from cluster.routing.leases import Lease, LeaseRequest
+from cluster.streams.outcomes import Outcome
 from encoder.adapters.registry import load_adapter
 from encoder.errors import (
     BadMediaError,

@@ -13,11 +13,11 @@ import torch
 from fakes import tiny_config
 
 from cluster import EncoderPool
-from cluster.client import Outcome
 from cluster.config import PoolConfig
 from cluster.planning.fleet import RayFleet, replanning
 from cluster.planning.replan_config import ReplanConfig
 from cluster.planning.replanner import Replanner
+from cluster.streams.outcomes import Outcome
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner
 from encoder.types import GraphKey

@@ -18,7 +18,6 @@ from fakes import heed_interrupts, tiny_config
 from ray.cluster_utils import Cluster
 
 from cluster import EncoderPool
-from cluster.client import Outcome
 from cluster.lifecycle.places import places_of
 from cluster.lifecycle.processes import born
 from cluster.lifecycle.roster import SUPERVISOR, find_actor, parts_of, pools_here
@@ -26,6 +25,7 @@ from cluster.lifecycle.standing import end_pool, raise_pool
 from cluster.lifecycle.status import Stage
 from cluster.lifecycle.top import watch_pool
 from cluster.planning.traces import read_trace
+from cluster.streams.outcomes import Outcome
 from encoder.errors import ConfigError, PoolClosedError, WorkerStartError
 
 ROOT = Path(__file__).parents[2]

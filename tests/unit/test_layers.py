@@ -26,7 +26,6 @@ RAY_FILES = {
     "cluster/lifecycle/places.py",
     "cluster/lifecycle/roster.py",
     "cluster/lifecycle/standing.py",
-    "cluster/client.py",
     "cluster/gateway/actor.py",
     "cluster/lookup.py",
     "cluster/streams/transport.py",

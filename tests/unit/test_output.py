@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 
 import cluster.files.output
-from cluster.client import Embedding, Outcome
 from cluster.files.directory import check_directory
 from cluster.files.output import OutputWriter
 from cluster.files.sources import Source
+from cluster.streams.outcomes import Embedding, Outcome
 from encoder.errors import BadMediaError, ConfigError
 from encoder.types import ItemShape
 

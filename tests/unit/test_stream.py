@@ -14,10 +14,11 @@ from fake_pool import PICTURES, FakePool, client, encoded, retrying_soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.client import Outcome, Source
 from cluster.planning.traces import read_trace
 from cluster.routing.leases import Answer, Ask, Lease, LeaseRequest
 from cluster.streams.items import Item
+from cluster.streams.outcomes import Outcome
+from cluster.streams.sources import Source
 from cluster.streams.stream import Stream
 from cluster.streams.transport import WorkerAway, WorkerGone
 from encoder.errors import (

@@ -13,9 +13,9 @@ from fakes import fake_adapter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.client import Outcome
 from cluster.routing.leases import Answer, Ask, Refusal
 from cluster.routing.router import Router
+from cluster.streams.outcomes import Outcome
 from cluster.streams.transport import WorkerAway, WorkerGone
 from encoder.errors import (
     ConfigError,

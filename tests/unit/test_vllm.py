@@ -17,7 +17,7 @@ import torch
 import vllm_interface
 from fakes import Clock, FakeRunner, batch, loader, picture, until
 
-from cluster.client import Embedding
+from cluster.streams.outcomes import Embedding
 from cluster.vllm import to_vllm
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig
