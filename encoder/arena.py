@@ -14,9 +14,9 @@ from encoder.adapters.base import TensorSpec
 ALIGNMENT = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ArenaLayout:
-    """Where each field lies. The field `pixels` comes last, so that a copy may stop after the rows in use."""
+    """Where each field lies. `pixels` comes last, so that a copy may stop after the rows in use."""
 
     specs: Mapping[str, TensorSpec]
     offsets: Mapping[str, int]

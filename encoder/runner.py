@@ -201,7 +201,7 @@ class EncoderRunner:
         num_tokens = sum(shape.num_tokens for shape in shapes)
         out_bytes = num_tokens * self.adapter.hidden_size * self.dtype.itemsize
         with self._ring.slot(layout.num_bytes, out_bytes) as slot:
-            rows = self.adapter.fill(layout.arrays(slot.host_in), segments, axis_keys, capacity)
+            rows = self.adapter.fill(slot.arrays(layout), segments, axis_keys, capacity)
             used_bytes = layout.used_bytes(rows)
             with self._ring.computing(slot, used_bytes):
                 if replay.key is None:
@@ -224,7 +224,11 @@ class EncoderRunner:
 
     @torch.inference_mode()
     def finish(self, launch: Launch) -> list[torch.Tensor]:
-        """Wait for a launch; one CPU tensor `[num_tokens, E]` a segment, which nothing overwrites."""
+        """Wait for a launch; one CPU tensor `[num_tokens, E]` a segment, which nothing overwrites.
+
+        Tensors of one launch may share a block of page-locked memory, lent until the last of them is gone. Of such
+        blocks there is a gigabyte at most; then outputs are copied to memory of their own.
+        """
         num_rows = sum(launch.token_counts)
         with self._ring.returning(launch.slot):
             out_TE = launch.slot.wait(self.dtype, (num_rows, self.adapter.hidden_size))
