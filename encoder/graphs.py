@@ -51,8 +51,12 @@ class Graph:
         model: EncoderModel,
         device: torch.device,
         pool: Any,
+        pool_bytes: int,
     ) -> None:
-        """Allocate the inputs and, on CUDA, warm up and record. Device errors are the caller's to handle."""
+        """Allocate the inputs and, on CUDA, warm up and record. Device errors are the caller's to handle.
+
+        `pool_bytes`: scratch memory that the pool holds already.
+        """
         self.key, self.capacity, self.pool = key, capacity, pool
         self.layout = ArenaLayout.of(adapter.inputs(key.axis_keys, capacity))
         self._model = model
@@ -61,20 +65,25 @@ class Graph:
         self._inputs = self.layout.views(self.block)
         self._cuda_graph: torch.cuda.CUDAGraph | None = None
         model.reserve(capacity.longest)
-        self.shared_bytes = recording_bytes = 0
+        self.shared_bytes = self.grown_bytes = recording_bytes = 0
         if device.type == "cuda":
             self._forward()  # libraries choose algorithms and allocate workspaces on first use
             torch.cuda.synchronize(device)
             self.shared_bytes = scratch_bytes(self._forward, device)
             torch.cuda.synchronize(device)
             self._cuda_graph = torch.cuda.CUDAGraph()
-            outside = bytes_outside_torch(device)
+            outside, reserved = bytes_outside_torch(device), torch.cuda.memory_reserved(device)
             # "thread_local": what other threads do while a worker in traffic captures is no business of the capture.
             graph = torch.cuda.graph(self._cuda_graph, pool=pool, capture_error_mode="thread_local")
             # The outer one restores the stream, which a capture that fails would leave at its own.
             with torch.cuda.stream(torch.cuda.current_stream(device)), graph:
+                if self.shared_bytes > pool_bytes:
+                    # Freed at once, and cut up by what follows: blocks that the pool gains one by one leave gaps that
+                    # take a third to a half more.
+                    torch.empty(self.shared_bytes, dtype=torch.uint8, device=device)
                 self.output_TE = self._forward()
             recording_bytes = max(0, bytes_outside_torch(device) - outside)
+            self.grown_bytes = max(0, torch.cuda.memory_reserved(device) - reserved - self.output_TE.nbytes)
         else:
             self.output_TE = self._forward()
         self.num_bytes = self.block.nbytes + self.output_TE.nbytes + recording_bytes
@@ -124,7 +133,8 @@ class GraphSet:
         self.failed: dict[GraphKey, str] = {}
         self.known: dict[GraphKey, GraphView] = {}  # every graph that was ever captured, as it was then
         self._pool: Any = None  # memory that all its CUDA graphs share
-        self._scratch: dict[Any, int] = {}  # bytes of each such pool that a graph is in
+        self._scratch: dict[Any, int] = {}  # bytes of each such pool that a graph is in, as the device counts them
+        self._spread = 1.0  # what a pool holds over what the forward that it was made for has in use at once
 
     def capture(self, keys: Iterable[GraphKey]) -> CaptureReport:
         """Capture the keys in the order given, largest first; one that fails is left out and the rest go on."""
@@ -159,7 +169,7 @@ class GraphSet:
         try:
             graph = Graph(
                 key, self._adapter.capacity(key.axis_keys, key.token_budget),
-                self._adapter, self._model, self._device, self._pool,
+                self._adapter, self._model, self._device, self._pool, self._scratch.get(self._pool, 0),
             )  # fmt: skip
             if self._book.cost_ms(key) is None:
                 self._book.note(key, self._measure_ms(graph))
@@ -168,13 +178,14 @@ class GraphSet:
             logger.exception("could not capture %s; items that need it run eagerly", key)
             self._clear_cache()
             return False
+        if graph.shared_bytes and self._pool not in self._scratch:
+            self._spread = max(1.0, graph.grown_bytes / graph.shared_bytes)
+        graph.shared_bytes = int(self._spread * graph.shared_bytes)
         self.graphs[key] = graph
         if len(self.known) >= MAX_KNOWN:
             self.known.pop(next(iter(self.known)))
         self.known[key] = self._view(graph)
-        held = self._scratch.get(graph.pool, 0)
-        # A larger graph finds no blocks of its size in the pool: it brings its own.
-        self._scratch[graph.pool] = held + graph.shared_bytes if graph.shared_bytes > held else held
+        self._scratch[graph.pool] = self._scratch.get(graph.pool, 0) + graph.grown_bytes
         self._forget_empty_pools()
         return True
 
