@@ -108,39 +108,34 @@ def _has_several(workload: Workload) -> bool:
 
 
 class EagerLoop:
-    """transformers' modules, eagerly, all segments of one image in a forward, or those of each view; host buffers are
-    filled beforehand."""
+    """transformers' modules, eagerly, all segments of one image in a forward, or those of each view; their pixels go
+    through page-locked buffers. An image's tokens must be fetched before the next one is encoded."""
 
     def __init__(self, adapter: StockAdapter, model: EncoderModel, device: torch.device) -> None:
         self.adapter, self.model, self.device = adapter, model, device
-        self._prepared: dict[int, tuple[Sequence[Segment], list[Tensor]]] = {}  # by an image's identity; kept alive
+        self._buffers: dict[tuple[int, int], Tensor] = {}  # by a run's place in its image, and size
 
     @torch.inference_mode()
     def encode(self, image: Sequence[Segment]) -> Tensor:
         """Tokens `[T, E]` on the device."""
-        runs = [
-            list(run) for _, run in groupby(image, key=lambda segment: self.adapter.axis_choices(segment.shape.grid))
-        ]
-        if id(image) not in self._prepared:
-            self._prepared[id(image)] = image, [self._fill(run) for run in runs]
-        parts = [
-            self._run(run, host.to(self.device, non_blocking=True))
-            for run, host in zip(runs, self._prepared[id(image)][1], strict=True)
-        ]
+        runs = groupby(image, key=lambda segment: self.adapter.axis_choices(segment.shape.grid))
+        parts = [self._run(list(run), place) for place, (_, run) in enumerate(runs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _fill(self, segments: Sequence[Segment]) -> Tensor:
+    def _run(self, segments: Sequence[Segment], place: int) -> Tensor:
         axis_keys, capacity = self.adapter.exact([segment.shape for segment in segments])
         layout = ArenaLayout.of(self.adapter.inputs(axis_keys, capacity))
-        host = torch.zeros(layout.num_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        host = self._buffer(place, layout.num_bytes)
         self.adapter.fill(layout.arrays(host), segments, axis_keys, capacity)
-        return host
-
-    def _run(self, segments: Sequence[Segment], block: Tensor) -> Tensor:
-        axis_keys, capacity = self.adapter.exact([segment.shape for segment in segments])
-        views = ArenaLayout.of(self.adapter.inputs(axis_keys, capacity)).views(block)
+        block = host.to(self.device, non_blocking=True)
         num_tokens = sum(segment.shape.num_tokens for segment in segments)
-        return self.model.forward(views, axis_keys, capacity)[:num_tokens]
+        return self.model.forward(layout.views(block), axis_keys, capacity)[:num_tokens]
+
+    def _buffer(self, place: int, num_bytes: int) -> Tensor:
+        if (place, num_bytes) not in self._buffers:
+            on_gpu = self.device.type == "cuda"
+            self._buffers[place, num_bytes] = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        return self._buffers[place, num_bytes]
 
     def flops_of(self) -> Callable[[Sequence[SegmentShape]], float]:
         """What segments ask of the model: so much a tile, or linear and quadratic in their patches, which two sizes
