@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from encoder.adapters.cutting import Tile
 from encoder.adapters.processors import CLIP, processor_of, read_pixels, read_size, vision_config
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Tile, TileAdapter
+from encoder.adapters.tiles import TileAdapter
 from encoder.errors import BadMediaError, ConfigError
 
 if TYPE_CHECKING:

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from encoder.adapters.base import Segment
+from encoder.adapters.cutting import Tile, cut_out
 from encoder.adapters.processors import note_clip_pixels
-from encoder.adapters.tiles import Tile, TileAdapter, TileFamily, cut_out
+from encoder.adapters.stock_families import TileFamily
+from encoder.adapters.tiles import TileAdapter
 from encoder.types import ItemShape
 
 if TYPE_CHECKING:
@@ -35,15 +37,16 @@ class ClipTileAdapter(TileAdapter):
         """Raises ConfigError as `TileAdapter` does."""
         super().__init__(family, config, name, encoder)
         self._video = encoder.video
+        (self.tile,) = self.kinds.values()
         note_clip_pixels(config, family.pixels, name)
 
     def probe_video(self, header: MediaHeader) -> ItemShape:
         """A tile a frame."""
-        return self.shape_of(len(self.family.frame_numbers(header, self._video)))
+        return ItemShape.of([self.tile.shape] * len(self.family.frame_numbers(header, self._video)))
 
     def prepare_video(self, video: Video) -> Iterator[Segment]:
         """Tiles one after another, as frames are decoded."""
         tile = self.family.frame_tile(video.header.width, video.header.height)
         for frame in video.frames(self.family.frame_numbers(video.header, self._video)):
             (picture,) = cut_out(frame, [tile], self.family.pixels.resample)
-            yield self.segment(picture)
+            yield self.tile.segment(picture)

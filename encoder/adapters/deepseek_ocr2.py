@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from encoder.adapters.cutting import Tile, grid_of_tiles
 from encoder.adapters.internvl import arrangement
 from encoder.adapters.processors import HALF, processor_of, read_pixels, text_width
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tile_kind import TileKind
-from encoder.adapters.tiles import Tile, grid_of_tiles
-from encoder.adapters.views import ViewAdapter
+from encoder.adapters.tiles import TileAdapter
 from encoder.errors import BadMediaError, ConfigError
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class DeepseekOcr2:
         sides = {GLOBAL: (settings.get("size") or {}).get("height", 1024) if self.splits else self.tile_side}
         if self.splits:
             sides[LOCAL] = self.tile_side
-        if not set(sides.values()) <= QUERIES.keys() or patch_size != 16:
+        if not set(sides.values()) <= QUERIES.keys() or len(set(sides.values())) < len(sides) or patch_size != 16:
             raise ConfigError(
-                f"{name}: views of {sides} pixels in patches of {patch_size}; its tower takes 768 and 1024"
+                f"{name}: views of {sides} pixels in patches of {patch_size}; one has 768 pixels, the other 1024"
             )
         self.views = {
             view: TileKind(
@@ -78,20 +78,20 @@ class DeepseekOcr2:
             for view, side in sides.items()
         }
 
-    def cut(self, width: int, height: int) -> list[tuple[str, Tile]]:
+    def cut(self, width: int, height: int) -> list[Tile]:
         """Tiles row by row, then the whole image in the middle of a grey square."""
-        tiles: list[tuple[str, Tile]] = []
+        tiles: list[Tile] = []
         side, whole = self.tile_side, self.views[GLOBAL].size[0]
         if self.splits and max(width, height) > side:
             columns, rows = arrangement(width, height, (side, side), self.least, self.most)
-            tiles += [(LOCAL, tile) for tile in grid_of_tiles(((columns * side, rows * side),), (side, side))]
+            tiles = grid_of_tiles(((columns * side, rows * side),), (side, side))
         scale = whole / max(width, height)
         resized = round(width * scale), round(height * scale)
         if min(resized) < 1:
             raise BadMediaError(f"picture of {width}x{height}: nothing would be left of it in {whole} pixels; crop it")
         corner = -((whole - resized[0]) // 2), -((whole - resized[1]) // 2)
         square = Tile(resized=(resized,), corner=corner, size=(whole, whole), background=self.background)
-        return [*tiles, (GLOBAL, square)]
+        return [*tiles, square]
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """Tower, projector and separator."""
@@ -120,8 +120,8 @@ class DeepseekOcr2:
         }
 
 
-def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> ViewAdapter:
-    return ViewAdapter(DeepseekOcr2(config, name), config, name, encoder)
+def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> TileAdapter:
+    return TileAdapter(DeepseekOcr2(config, name), config, name, encoder)
 
 
 def _config(sam: Mapping[str, Any], encoder: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:

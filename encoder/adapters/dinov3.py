@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from encoder.adapters.cutting import Tile
 from encoder.adapters.processors import IMAGENET, read_pixels, read_size
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Pixels, Tile, TileAdapter
+from encoder.adapters.stock_families import Pixels
+from encoder.adapters.tiles import TileAdapter
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:

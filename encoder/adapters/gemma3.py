@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from encoder.adapters.cutting import Tile
 from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels, read_size, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Tile, TileAdapter
+from encoder.adapters.tiles import TileAdapter
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from encoder.adapters.cutting import Tile
 from encoder.adapters.glm4v_frames import choose_frames
 from encoder.adapters.grid_clips import ClipGridAdapter
-from encoder.adapters.grids import Rows, Table
 from encoder.adapters.interpolation import bicubic_taps
 from encoder.adapters.processors import (
     CLIP,
@@ -25,7 +25,7 @@ from encoder.adapters.processors import (
 )
 from encoder.adapters.qwen_vl_geometry import frame_indices, resize_volume
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Tile
+from encoder.adapters.stock_families import Rows, Table
 from encoder.types import Grid
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from encoder.adapters.base import Segment
-from encoder.adapters.grids import GridAdapter, GridFamily
+from encoder.adapters.cutting import Tile, cut_out, size_of
+from encoder.adapters.grids import GridAdapter
 from encoder.adapters.processors import note_clip_pixels
-from encoder.adapters.tiles import Tile, cut_out, size_of
+from encoder.adapters.stock_families import GridFamily
 from encoder.types import Grid, ItemShape
 
 if TYPE_CHECKING:

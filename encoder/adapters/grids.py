@@ -4,22 +4,20 @@
 a grid alone (positions, interpolation weights) is a table with a row for each patch, made on the host and kept.
 """
 
-# Shapes: P patches of a run, C numbers of a patch, T tokens.
-
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.cutting import cut_out, patch_rows, size_of
 from encoder.adapters.packed import PackedLayout, fill_offsets, fill_pixels, fill_rows
 from encoder.adapters.stock import StockAdapter
+from encoder.adapters.stock_families import GridFamily
 from encoder.adapters.tile_kind import CPU_LADDER, LADDER
-from encoder.adapters.tiles import Pixels, Tile, cut_out, size_of
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -28,53 +26,7 @@ if TYPE_CHECKING:
     from encoder.config import EncoderConfig
     from encoder.media import MediaHeader
 
-Table = tuple[tuple[int, ...], str]
-"""Shape of a patch's row, and its dtype."""
-
 SAMPLE_SIDE = 16  # patches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """What a family's forward gets: the rows of a run and where segments end."""
-
-    pixels_PC: torch.Tensor  # uint8, each patch in the order (y, x, channel), or (frame, y, x, channel)
-    tables: Mapping[str, torch.Tensor]
-    cu_seqlens: torch.Tensor  # int32 `[segments + 1]`; what comes after the last offset is padding
-
-
-class GridFamily(Protocol):
-    """What a family says of itself."""
-
-    patch_size: int
-    merge: int  # a token is a square of so many patches a side; they follow one another
-    pooled_patches: int  # 0; or a segment gives one token, and has at most about so many patches
-    hidden_size: int
-    pixels: Pixels
-
-    @property
-    def inner_order(self) -> Sequence[int]:
-        """Of the patches of a token; empty: row by row."""
-
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """What it needs to know of each patch beside its pixels."""
-
-    @property
-    def renames(self) -> Sequence[tuple[str, str]]:
-        """See `encoder.towers.stock.StockFamily`."""
-
-    def cut(self, width: int, height: int) -> list[Tile]:
-        """The pieces of an image of this size, each a segment, in the order of their tokens."""
-
-    def rows(self, grid: Grid) -> Mapping[str, np.ndarray]:
-        """The tables' rows for the patches of a grid, square by square of a token's patches."""
-
-    def modules(self) -> Mapping[str, torch.nn.Module]:
-        """transformers' modules, by the prefix of their tensors' names. Imports torch."""
-
-    def bind(self, modules: Mapping[str, Any]) -> Callable[[Rows], torch.Tensor]:
-        """The forward over loaded modules, to tokens `[T, E]`; safe to capture. Attention keeps to segments."""
 
 
 class GridAdapter(StockAdapter):
@@ -127,13 +79,10 @@ class GridAdapter(StockAdapter):
 
     def cut_patches(self, picture: np.ndarray) -> np.ndarray:
         """Patch rows (y, x, channel) of `[height, width, 3]`, the patches of a token after one another."""
-        side, merge = self.family.patch_size, self.family.merge
-        rows, columns = picture.shape[0] // side, picture.shape[1] // side
-        squares = picture.reshape(rows // merge, merge, side, columns // merge, merge, side * 3)
-        tokens = squares.transpose(0, 3, 1, 4, 2, 5).reshape(-1, merge**2, side * side * 3)
+        tokens = patch_rows(picture, self.family.patch_size, self.family.merge)
         if self.family.inner_order:
             tokens = tokens[:, self.family.inner_order]
-        return tokens.reshape(rows * columns, -1)
+        return tokens.reshape(-1, tokens.shape[2])
 
     def axis_choices(self, grid: Grid) -> list[AxisKeys]:
         """Packed, whatever the grid."""

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from encoder.adapters.cutting import Tile, grid_of_tiles
 from encoder.adapters.processors import longest_edge, processor_of, read_pixels, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
+from encoder.adapters.stock_families import Pixels
 from encoder.adapters.tile_kind import Size
-from encoder.adapters.tiles import Pixels, Tile, TileAdapter, grid_of_tiles
+from encoder.adapters.tiles import TileAdapter
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from encoder.adapters.clips import ClipTileAdapter
+from encoder.adapters.cutting import Tile, grid_of_tiles
 from encoder.adapters.processors import (
     CLIP,
     as_pair,
@@ -27,7 +28,6 @@ from encoder.adapters.processors import (
 )
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tile_kind import Size
-from encoder.adapters.tiles import Tile, grid_of_tiles
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:

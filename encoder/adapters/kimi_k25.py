@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from encoder.adapters.grids import Rows, Table
+from encoder.adapters.cutting import Tile
 from encoder.adapters.interpolation import bicubic_taps
 from encoder.adapters.kimi_k25_clips import choose_frames
 from encoder.adapters.processors import (
@@ -26,8 +26,8 @@ from encoder.adapters.processors import (
     vision_config,
 )
 from encoder.adapters.qwen_vl_geometry import frame_indices
+from encoder.adapters.stock_families import Rows, Table
 from encoder.adapters.tile_kind import Size
-from encoder.adapters.tiles import Tile
 from encoder.errors import ConfigError
 from encoder.types import Grid
 

@@ -8,10 +8,11 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from encoder.adapters.cutting import Tile
 from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels, read_size, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tile_kind import Size
-from encoder.adapters.tiles import Tile, TileAdapter
+from encoder.adapters.tiles import TileAdapter
 from encoder.errors import BadMediaError, ConfigError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from encoder.adapters.grids import Rows, Table
+from encoder.adapters.cutting import Tile
 from encoder.adapters.minicpmv46_frames import MAX_FRAMES, choose_frames
 from encoder.adapters.minicpmv_slicing import plan_slices
 from encoder.adapters.processors import (
@@ -27,7 +27,7 @@ from encoder.adapters.processors import (
     vision_config,
 )
 from encoder.adapters.qwen_vl_geometry import frame_indices
-from encoder.adapters.tiles import Tile, grid_of_tiles
+from encoder.adapters.stock_families import Rows, Table
 from encoder.errors import ConfigError
 from encoder.types import Grid
 
@@ -80,15 +80,13 @@ class MiniCPMV46:
         return self._pieces(width, height, self.max_frame_slices)
 
     def _pieces(self, width: int, height: int, most: int) -> list[Tile]:
-        plan = plan_slices(
+        return plan_slices(
             width,
             height,
             max_slice_nums=most,
             scale_resolution=self.resolution,
             patch_size=self.patch_size * self.merge,
-        )
-        overview = Tile(resized=(plan.overview,))
-        return [overview, *grid_of_tiles((plan.refined,), plan.slice_size)] if plan.columns else [overview]
+        ).tiles
 
     def rows(self, grid: Grid) -> Mapping[str, np.ndarray]:
         """Each patch's row of the table of positions."""

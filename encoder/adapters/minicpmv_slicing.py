@@ -9,23 +9,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-PixelSize = tuple[int, int]
-"""Width and height, in pixels."""
+from encoder.adapters.cutting import Tile, grid_of_tiles
+from encoder.adapters.tile_kind import Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicePlan:
     """The resizes and cuts of one image. Without a grid, `columns` and `rows` are 0 and there is only the overview."""
 
-    overview: PixelSize
+    overview: Size
     columns: int
     rows: int
-    refined: PixelSize  # what the image is resized to before it is cut; (0, 0) without a grid
+    refined: Size  # what the image is resized to before it is cut; (0, 0) without a grid
 
     @property
-    def slice_size(self) -> PixelSize:
+    def slice_size(self) -> Size:
         """Size of each slice but the overview."""
         return self.refined[0] // self.columns, self.refined[1] // self.rows
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """The overview, then the slices row by row."""
+        overview = Tile(resized=(self.overview,))
+        return [overview, *grid_of_tiles((self.refined,), self.slice_size)] if self.columns else [overview]
 
 
 def _near(length: float, step: int) -> int:
@@ -33,7 +39,7 @@ def _near(length: float, step: int) -> int:
     return max(round(length / step) * step, step)
 
 
-def _fit_area(width: float, height: float, scale_resolution: int, patch_size: int) -> PixelSize:
+def _fit_area(width: float, height: float, scale_resolution: int, patch_size: int) -> Size:
     """Same aspect ratio, area near `scale_resolution` squared, both sides multiples of the patch size."""
     ratio = width / height
     fit_height = int(scale_resolution / math.sqrt(ratio))

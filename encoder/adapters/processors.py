@@ -8,8 +8,8 @@ from typing import Any
 
 from PIL import Image
 
+from encoder.adapters.stock_families import Pixels
 from encoder.adapters.tile_kind import Size
-from encoder.adapters.tiles import Pixels
 from encoder.errors import ConfigError
 
 logger = logging.getLogger(__name__)

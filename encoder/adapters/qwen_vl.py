@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.cutting import patch_rows
 from encoder.adapters.packed import PackedLayout
 from encoder.adapters.processors import note_clip_pixels
 from encoder.adapters.qwen_vl_config import read_sizes
@@ -23,8 +24,7 @@ from encoder.adapters.qwen_vl_geometry import frame_indices, smart_resize
 from encoder.adapters.qwen_vl_inputs import fill_inputs, input_specs
 from encoder.adapters.qwen_vl_video import frame_size, sampled_frames
 from encoder.adapters.qwen_vl_weights import qwen_weight_shapes
-from encoder.adapters.tiles import Pixels
-from encoder.errors import ConfigError
+from encoder.adapters.stock_families import Pixels
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ class QwenVL:
         patches_PC = np.empty((shape.num_patches, len(pictures) * self.sizes.frame_bytes), np.uint8)
         frames = np.split(patches_PC.reshape(len(run_order), merge**2, -1), len(pictures), axis=2)
         for picture, frame in zip(pictures, frames, strict=True):
-            cut = picture.reshape(rows // merge, merge, side, columns // merge, merge, side * 3)
-            frame[:] = cut.transpose(0, 3, 1, 4, 2, 5).reshape(len(run_order), merge**2, -1)[run_order]
+            frame[:] = patch_rows(picture, side, merge)[run_order]
         return Segment(shape=shape, patches_PC=patches_PC)
 
     # Graphs
@@ -171,8 +170,8 @@ class QwenVL:
         precision: Precision,
     ) -> EncoderModel:
         """The tower on the device. Raises ConfigError for fp8, which is MiniCPM-V's alone."""
+        from encoder.precision import check_native
         from encoder.towers.qwen_vl import QwenVLModel
 
-        if precision != "native":
-            raise ConfigError(f"{self.encoder} has no precision {precision!r}; leave it out")
+        check_native(precision, self.encoder)
         return QwenVLModel(self.sizes, weights, device, dtype, attention)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from encoder.adapters.clips import ClipTileAdapter
+from encoder.adapters.cutting import Tile
 from encoder.adapters.idefics3 import LONGEST, TINY, TINY_TEXT, Idefics3, fit_longest, released_config
 from encoder.adapters.processors import clip_processor_of, longest_edge
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tiles import Tile
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from encoder.adapters.base import EncoderModel
+from encoder.adapters.stock_families import StockFamily
 
 if TYPE_CHECKING:
     import torch
 
     from encoder.config import Precision
-    from encoder.towers.stock import StockFamily
 
 
 class StockAdapter:
@@ -40,9 +40,9 @@ class StockAdapter:
         precision: Precision,
     ) -> EncoderModel:
         """transformers' modules on the device. Raises ConfigError for a precision that they lack."""
-        from encoder.towers.stock import check_native
+        from encoder.precision import check_native
 
-        check_native(self.encoder, precision)
+        check_native(precision, self.encoder)
         return self._model(weights, device, dtype, attention)
 
     def _model(

@@ -1,24 +1,24 @@
-"""Encoders that look at tiles of one size: the whole image resized, or pieces of it, each a segment of its own.
+"""Encoders that look at tiles: the whole image resized, or pieces of it, each a segment of its own.
 
-All tiles have the same grid, so that a graph holds a number of them, dense and without a mask: the fastest attention
-there is. `TileAdapter` does everything that such families share; a family says the rest in a `TileFamily`.
+All tiles of a run have the same size, so that a graph holds a number of them, dense and without a mask: the fastest
+attention there is. Where a family has tiles of several sizes (a `ViewFamily`), an axis named "view" keeps them apart.
 """
-
-# Shapes: N tiles, H and W pixels of a tile, T tokens of a tile, E width of a token.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.cutting import Tile, cut_out
 from encoder.adapters.stock import StockAdapter
-from encoder.adapters.tile_kind import Size, TileKind
+from encoder.adapters.stock_families import TileFamily, ViewFamily
+from encoder.adapters.tile_kind import TileKind
 from encoder.errors import ConfigError
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
@@ -28,178 +28,91 @@ if TYPE_CHECKING:
     from encoder.config import EncoderConfig
     from encoder.media import MediaHeader
 
-Box = tuple[int, int, int, int]
-"""Left, top, right and bottom, as Pillow has them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """A piece of an image: the image or a box of it, resized to these sizes one after the other, and cut from that."""
-
-    resized: tuple[Size, ...]
-    corner: tuple[int, int] = (0, 0)  # x and y where the tile begins in what was resized; below 0: before it
-    background: tuple[int, ...] = (0, 0, 0)  # where the tile lies beyond what was resized
-    box: Box | None = None  # of the image as it came
-    size: Size | None = None  # None: the family's tiles' size, or all that was resized
-
-
-def size_of(tile: Tile) -> Size:
-    """Its own size, or that of all that was resized."""
-    return tile.size or tile.resized[-1]
-
-
-def grid_of_tiles(resized: tuple[Size, ...], tile_size: Size) -> list[Tile]:
-    """Tiles that cover what an image was resized to, row by row."""
-    (width, height), (tile_width, tile_height) = resized[-1], tile_size
-    return [
-        Tile(resized=resized, corner=(x, y), size=tile_size)
-        for y in range(0, height, tile_height)
-        for x in range(0, width, tile_width)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pixels:
-    """How a family makes numbers of pictures."""
-
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    resample: Image.Resampling = Image.Resampling.BICUBIC
-
-
-class TileFamily(Protocol):
-    """What a family says of itself."""
-
-    tile_size: Size
-    grid: Grid  # of a tile
-    num_tokens: int  # of a tile
-    hidden_size: int
-    pixels: Pixels
-
-    @property
-    def renames(self) -> Sequence[tuple[str, str]]:
-        """See `encoder.towers.stock.StockFamily`."""
-
-    def cut(self, width: int, height: int) -> list[Tile]:
-        """The tiles of an image of this size, in the order of its tokens."""
-
-    def modules(self) -> Mapping[str, torch.nn.Module]:
-        """transformers' modules, by the prefix of their tensors' names. Imports torch."""
-
-    def bind(self, modules: Mapping[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """The forward over loaded modules: from pixels `[N, 3, H, W]` to tokens `[N, T, E]`; safe to capture."""
-
 
 class TileAdapter(StockAdapter):
-    """Adapter of one checkpoint of a tile family. Implements `EncoderAdapter`."""
+    """Adapter of one checkpoint of a family of tiles. Implements `EncoderAdapter`."""
 
-    family: TileFamily
+    family: TileFamily | ViewFamily
 
     path = "image"
 
-    def __init__(self, family: TileFamily, config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> None:
-        """Raises ConfigError for options that only packed encoders have."""
-        refuse_layouts(name, encoder)
+    def __init__(
+        self, family: TileFamily | ViewFamily, config: Mapping[str, Any], name: str, encoder: EncoderConfig
+    ) -> None:
+        """Raises ConfigError for layouts, which tiles have none of."""
+        if encoder.layouts != ("packed",):
+            raise ConfigError(f"{name}: tiles have one size and one layout; leave out layouts {list(encoder.layouts)}")
         self.encoder, self.family = name, family
         self.hidden_size = family.hidden_size
         self._config = dict(config)
-        self.tile = TileKind(
-            size=family.tile_size,
-            grid=family.grid,
-            num_tokens=family.num_tokens,
-            max_segments=encoder.max_segments_per_graph,
-        )
-        self._keys: AxisKeys = ("x".join(map(str, family.tile_size)),)
-        self.axes: tuple[CaptureAxis, ...] = (CaptureAxis(name="tile", keys=(str(self._keys[0]),)),)
+        if isinstance(family, ViewFamily):
+            axis, kinds = "view", family.views
+        else:
+            kind = TileKind(size=family.tile_size, grid=family.grid, num_tokens=family.num_tokens)
+            axis, kinds = "tile", {"x".join(map(str, kind.size)): kind}
+        self.kinds = {key: replace(kind, max_segments=encoder.max_segments_per_graph) for key, kind in kinds.items()}
+        self._key_of = {kind.grid: key for key, kind in self.kinds.items()}
+        self.axes: tuple[CaptureAxis, ...] = (CaptureAxis(name=axis, keys=tuple(self.kinds)),)
 
     def probe(self, header: MediaHeader) -> ItemShape:
-        """As many times a tile's patches and tokens as there are tiles."""
-        return self.shape_of(len(self.family.cut(header.width, header.height)))
+        """The patches and tokens of its tiles."""
+        return ItemShape.of([self._kind_of(tile).shape for tile in self.family.cut(header.width, header.height)])
 
-    def shape_of(self, num_tiles: int) -> ItemShape:
-        """Of an item of so many tiles."""
-        return ItemShape.of([self.tile.shape] * num_tiles)
+    def _kind_of(self, tile: Tile) -> TileKind:
+        return next(kind for kind in self.kinds.values() if tile.size in (None, kind.size))
 
     def measure(self, grid: Grid) -> SegmentShape:
-        """A tile; no graph holds another grid."""
-        shape = self.tile.shape
-        return shape if grid == shape.grid else replace(shape, grid=grid, num_patches=math.prod(grid))
+        """The tile that has this grid; no graph holds another."""
+        if grid in self._key_of:
+            return self.kinds[self._key_of[grid]].shape
+        return SegmentShape(grid=grid, num_patches=math.prod(grid), num_tokens=1)
 
     def prepare(self, image: Image.Image) -> list[Segment]:
         """Tiles of an RGB image; those of one resized picture share it."""
-        tiles = [replace(tile, size=self.family.tile_size) for tile in self.family.cut(*image.size)]
-        return [self.segment(picture) for picture in cut_out(image, tiles, self.family.pixels.resample)]
-
-    def segment(self, picture: np.ndarray) -> Segment:
-        """A tile's pixels `[height, width, 3]`."""
-        return self.tile.segment(picture)
+        tiles = self.family.cut(*image.size)
+        kinds = [self._kind_of(tile) for tile in tiles]
+        sized = [replace(tile, size=kind.size) for tile, kind in zip(tiles, kinds, strict=True)]
+        pictures = cut_out(image, sized, self.family.pixels.resample)
+        return [kind.segment(picture) for kind, picture in zip(kinds, pictures, strict=True)]
 
     def axis_choices(self, grid: Grid) -> list[AxisKeys]:
-        """The one tile size."""
-        return [self._keys] if grid == self.tile.grid else []
+        """The key of this grid's tiles."""
+        return [(self._key_of[grid],)] if grid in self._key_of else []
+
+    def _kind(self, axis_keys: AxisKeys) -> TileKind:
+        return self.kinds[str(axis_keys[0])]
 
     def capacity(self, axis_keys: AxisKeys, token_budget: int) -> Capacity:
         """Room for whole tiles."""
-        return self.tile.capacity(token_budget)
+        return self._kind(axis_keys).capacity(token_budget)
 
     def default_budgets(self, axis_keys: AxisKeys, device: str) -> tuple[int, ...]:
         """Numbers of tiles that an image gives, then larger steps."""
-        return self.tile.default_budgets(device)
+        return self._kind(axis_keys).default_budgets(device)
 
     def exact(self, shapes: Sequence[SegmentShape]) -> tuple[AxisKeys, Capacity]:
-        """So many tiles."""
-        return self._keys, self.tile.room(len(shapes))
+        """So many tiles of one kind."""
+        (axis_keys,) = {(self._key_of[shape.grid],) for shape in shapes}
+        return axis_keys, self._kind(axis_keys).room(len(shapes))
 
     def sample(self, axis_keys: AxisKeys) -> Segment:
         """A tile of noise."""
-        return self.tile.sample()
+        return self._kind(axis_keys).sample()
 
     def inputs(self, axis_keys: AxisKeys, capacity: Capacity) -> dict[str, TensorSpec]:
         """A row of bytes for each tile, in the order (y, x, channel)."""
-        return self.tile.inputs(capacity)
+        return self._kind(axis_keys).inputs(capacity)
 
     def fill(
         self, host: Mapping[str, np.ndarray], segments: Sequence[Segment], axis_keys: AxisKeys, capacity: Capacity
     ) -> int:
         """One tile after the other."""
-        return self.tile.fill(host, segments)
+        return self._kind(axis_keys).fill(host, segments)
 
     def _model(
         self, weights: Mapping[str, torch.Tensor], device: torch.device, dtype: torch.dtype, attention: str
     ) -> EncoderModel:
         from encoder.towers.stock import TileModel
 
-        return TileModel(self.family, weights, device, dtype)
-
-
-def refuse_layouts(name: str, encoder: EncoderConfig) -> None:
-    """Raise ConfigError for layouts, which tiles have none of."""
-    if encoder.layouts != ("packed",):
-        raise ConfigError(f"{name}: tiles have one size and one layout; leave out layouts {list(encoder.layouts)}")
-
-
-def cut_out(image: Image.Image, tiles: Sequence[Tile], resample: Image.Resampling) -> list[np.ndarray]:
-    """Pixels `[height, width, 3]` of each tile; those of one resized picture share it."""
-    pictures: dict[tuple[Box | None, tuple[Size, ...]], np.ndarray] = {}
-    cuts = []
-    for tile in tiles:
-        source = tile.box, tile.resized
-        if source not in pictures:
-            resized = image.crop(tile.box) if tile.box else image
-            for size in tile.resized:
-                resized = resized.resize(size, resample)
-            pictures[source] = np.asarray(resized)
-        cuts.append(_cut(pictures[source], tile))
-    return cuts
-
-
-def _cut(picture: np.ndarray, tile: Tile) -> np.ndarray:
-    """The tile out of `[height, width, 3]`."""
-    (left, top), (width, height) = tile.corner, size_of(tile)
-    part = picture[max(top, 0) : top + height, max(left, 0) : left + width]
-    if part.shape[:2] == (height, width):
-        return part
-    canvas = np.empty((height, width, 3), np.uint8)
-    canvas[:] = tile.background
-    canvas[max(-top, 0) :, max(-left, 0) :][: part.shape[0], : part.shape[1]] = part
-    return canvas
+        sizes = {key: kind.size for key, kind in self.kinds.items()}
+        return TileModel(self.family, sizes, weights, device, dtype)

@@ -18,7 +18,6 @@ from encoder.adapters.base import EncoderModel, Segment
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.adapters.tiles import TileAdapter
-from encoder.adapters.views import ViewAdapter
 from encoder.arena import ArenaLayout
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
@@ -27,11 +26,11 @@ from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
 from encoder.precision import resolve_dtype
-from encoder.towers.stock import GridModel, TileModel, ViewModel
+from encoder.towers.stock import GridModel
 from encoder.types import SegmentShape
 from encoder.weights import obtain_tensors
 
-StockAdapter = TileAdapter | ViewAdapter | GridAdapter
+StockAdapter = TileAdapter | GridAdapter
 
 MOST_RATIO = 50  # of sides: some processors refuse strips
 
@@ -57,9 +56,8 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) ->
     weights = obtain_tensors(resolve_model(config.model).snapshot, adapter.weight_shapes(), seed=config.seed)
     with torch.inference_mode():
         if isinstance(adapter, TileAdapter):
-            loops = {"eager, sdpa": EagerLoop(adapter, TileModel(adapter.family, weights, device, dtype), device)}
-        elif isinstance(adapter, ViewAdapter):
-            loops = {"eager, sdpa": EagerLoop(adapter, ViewModel(adapter.family, weights, device, dtype), device)}
+            model = adapter.build(weights, device, dtype, "sdpa", config.precision)
+            loops = {"eager, sdpa": EagerLoop(adapter, model, device)}
         else:
             # Plain attention for images of one segment, FlashAttention 2 (on a GPU) for what has several.
             alone = GridModel(adapter.family, weights, device, dtype, "sdpa", attending="alone")

@@ -7,41 +7,17 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from encoder.adapters.grids import Rows
-from encoder.config import Precision
-from encoder.errors import ConfigError
+from encoder.adapters.stock_families import GridFamily, Pixels, Rows, StockFamily, TileFamily, ViewFamily
+from encoder.adapters.tile_kind import Size
 from encoder.kernels.elementwise import CENTRE, patches_to_pixels
 from encoder.towers.stock_attention import Boundaries, attend_raggedly, fuse, within
 from encoder.types import AxisKeys, Capacity
-
-if TYPE_CHECKING:
-    from encoder.adapters.grids import GridFamily
-    from encoder.adapters.tile_kind import Size
-    from encoder.adapters.tiles import Pixels, TileFamily
-    from encoder.adapters.views import ViewFamily
-
-
-class StockFamily(Protocol):
-    """What a family says of its modules."""
-
-    @property
-    def renames(self) -> Sequence[tuple[str, str]]:
-        """Regular expressions and replacements, from names of modules' tensors to released ones."""
-
-    def modules(self) -> Mapping[str, torch.nn.Module]:
-        """transformers' modules, by the prefix of their tensors in released checkpoints, such as "vision_tower."."""
-
-
-def check_native(name: str, precision: Precision) -> None:
-    """Raise ConfigError for a precision that transformers' modules lack."""
-    if precision != "native":
-        raise ConfigError(f"{name}: precision {precision!r} is not for this family; leave it native")
 
 
 def stock_class(model: str, name: str) -> Any:
@@ -111,40 +87,29 @@ class Normalise:
 
 
 class TileModel:
-    """Dense tiles of one size through a family's modules. Implements `EncoderModel`."""
+    """Dense tiles through a family's modules, those of one size in a run. Implements `EncoderModel`."""
 
     def __init__(
-        self, family: TileFamily, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+        self,
+        family: TileFamily | ViewFamily,
+        sizes: Mapping[str, Size],
+        weights: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
-        self._forward = family.bind(load_modules(family, weights, device, dtype))
+        """`sizes` of the tiles are by axis key."""
+        bound = family.bind(load_modules(family, weights, device, dtype))
+        self._forwards = bound if isinstance(bound, Mapping) else dict.fromkeys(sizes, bound)
         self._normalise = Normalise(family.pixels, device, dtype)
-        self._size = family.tile_size
+        self._sizes = sizes
 
     def reserve(self, longest: int) -> None:
         """Nothing depends on lengths."""
 
     def forward(self, inputs: Mapping[str, Tensor], axis_keys: AxisKeys, capacity: Capacity) -> Tensor:
         """Tokens `[N * T, E]`."""
-        return self._forward(self._normalise.tiles(inputs["pixels"], self._size)).flatten(0, 1)
-
-
-class ViewModel:
-    """Dense tiles of the sizes of several views, one view a run. Implements `EncoderModel`."""
-
-    def __init__(
-        self, family: ViewFamily, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self._forwards = family.bind(load_modules(family, weights, device, dtype))
-        self._sizes = {view: kind.size for view, kind in family.views.items()}
-        self._normalise = Normalise(family.pixels, device, dtype)
-
-    def reserve(self, longest: int) -> None:
-        """Nothing depends on lengths."""
-
-    def forward(self, inputs: Mapping[str, Tensor], axis_keys: AxisKeys, capacity: Capacity) -> Tensor:
-        """Tokens `[N * T, E]`."""
-        view = str(axis_keys[0])
-        return self._forwards[view](self._normalise.tiles(inputs["pixels"], self._sizes[view])).flatten(0, 1)
+        key = str(axis_keys[0])
+        return self._forwards[key](self._normalise.tiles(inputs["pixels"], self._sizes[key])).flatten(0, 1)
 
 
 class PatchEmbedding:

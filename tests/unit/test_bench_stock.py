@@ -8,12 +8,11 @@ import torch
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.adapters.tiles import TileAdapter
-from encoder.adapters.views import ViewAdapter
 from encoder.benchmark.stock import EagerLoop, make_workloads
 from encoder.config import EncoderConfig
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
-from encoder.towers.stock import Attending, GridModel, TileModel, ViewModel
+from encoder.towers.stock import Attending, GridModel
 from encoder.weights import random_tensors
 
 
@@ -27,7 +26,7 @@ def test_the_loop_computes_the_tokens_that_we_do(model: str, attending: Attendin
     weights, device = random_tensors(adapter.weight_shapes(), config.seed), torch.device("cpu")
     runner = EncoderRunner.from_config(config, "cpu")
     if isinstance(adapter, TileAdapter):
-        loop = EagerLoop(adapter, TileModel(adapter.family, weights, device, torch.float32), device)
+        loop = EagerLoop(adapter, adapter.build(weights, device, torch.float32, "sdpa", "native"), device)
     else:
         assert isinstance(adapter, GridAdapter)
         grid_model = GridModel(adapter.family, weights, device, torch.float32, "sdpa", attending=attending)
@@ -42,9 +41,9 @@ def test_the_loop_computes_the_tokens_that_we_do(model: str, attending: Attendin
 def test_the_loop_runs_each_view_of_an_image() -> None:
     config = EncoderConfig(model="tiny-deepseek-ocr-2", graphs=False)
     adapter = load_adapter(config)
-    assert isinstance(adapter, ViewAdapter)
+    assert isinstance(adapter, TileAdapter)
     weights, device = random_tensors(adapter.weight_shapes(), config.seed), torch.device("cpu")
-    loop = EagerLoop(adapter, ViewModel(adapter.family, weights, device, torch.float32), device)
+    loop = EagerLoop(adapter, adapter.build(weights, device, torch.float32, "sdpa", "native"), device)
     image = adapter.prepare(draw_picture(400, 800, 1))
     assert {segment.shape.num_tokens for segment in image} == {144, 257}
     ours, theirs = torch.cat(EncoderRunner.from_config(config, "cpu").encode(image)), loop.encode(image)

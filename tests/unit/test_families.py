@@ -21,8 +21,7 @@ from family_cases import CASES, Case, save_reference
 from PIL import Image
 
 from encoder.adapters.grids import GridAdapter
-from encoder.adapters.registry import FAMILIES, families, load_adapter
-from encoder.adapters.views import ViewAdapter
+from encoder.adapters.registry import FAMILIES, families, load_adapter, resolve_model
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
@@ -83,7 +82,7 @@ def test_tokens_equal_transformers(reference: Reference, pictures: list[Image.Im
     config = EncoderConfig(model=str(reference.snapshot), output=reference.case.output)
     if isinstance(load_adapter(config), GridAdapter):
         config = config.model_copy(update={"token_budgets": (4, 16, 64)})
-    if isinstance(load_adapter(config), ViewAdapter):
+    if load_adapter(config).axes[0].name == "view":
         config = config.model_copy(update={"token_budgets": (257,)})
     runner = EncoderRunner.from_config(config, "cpu")
     runner.capture()
@@ -146,3 +145,18 @@ def test_options_of_other_families_are_refused(preset: str) -> None:
         load_adapter(EncoderConfig(model=preset, layouts=("24x24",)))
     with pytest.raises(ConfigError, match="has no output 'pooled'; it has patches"):
         load_adapter(EncoderConfig(model="tiny-minicpmv-2.6", output="pooled"))
+
+
+@pytest.mark.parametrize("preset", [name for family in families().values() for name in family.presets])
+def test_no_graph_of_any_kind_holds_more_segments_than_configured(preset: str) -> None:
+    adapter = load_adapter(EncoderConfig(model=preset, max_segments_per_graph=2))
+    for key in adapter.axes[0].keys:
+        for budget in adapter.default_budgets((key,), "cuda"):
+            assert adapter.capacity((key,), budget).segments <= 2
+
+
+def test_views_of_one_size_are_refused() -> None:
+    """Nothing would tell a local tile from the whole image."""
+    model = resolve_model("tiny-deepseek-ocr-2")
+    with pytest.raises(ConfigError, match="one has 768 pixels, the other 1024"):
+        model.family.make({**model.config, "preprocessor_config": {"tile_size": 1024}}, "it", EncoderConfig(model="it"))
