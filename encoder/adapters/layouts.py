@@ -84,13 +84,18 @@ class SegmentLayouts:
         choices: list[AxisKeys] = [(key,) for *_, key in sorted(fitting)]
         return [*choices, (PACKED,)] if PACKED in self.rectangles else choices
 
-    def capacity(self, axis_keys: AxisKeys, token_budget: int) -> Capacity:
-        """Room of a graph. Raises ConfigError when the budget holds no segment."""
+    def segments(self, token_budget: int) -> int:
+        """How many a graph has room for. Raises ConfigError when it is none."""
         segments = min(token_budget // self._tokens, self._max_segments or token_budget)
         if segments < 1:
             raise ConfigError(
                 f"token budget {token_budget} holds no slice of {self._tokens} tokens; use multiples of {self._tokens}"
             )
+        return segments
+
+    def capacity(self, axis_keys: AxisKeys, token_budget: int) -> Capacity:
+        """Room of a graph. Raises ConfigError when the budget holds no segment."""
+        segments = self.segments(token_budget)
         rectangle = self.rectangles[str(axis_keys[0])]
         if rectangle is None:
             patches = packed_rows(segments, self._nominal_patches)

@@ -11,10 +11,12 @@ import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
+from encoder.adapters.cutting import cut_out, patch_rows, size_of
 from encoder.adapters.layouts import PACKED, SegmentLayouts
 from encoder.adapters.minicpmv_config import read_sizes
 from encoder.adapters.minicpmv_positions import patch_indices
 from encoder.adapters.minicpmv_slicing import SlicePlan, plan_slices
+from encoder.adapters.packed import fill_offsets
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -50,25 +52,21 @@ class MiniCPMV:
 
     # Sizes
 
-    def plan(self, width: int, height: int) -> SlicePlan:
-        """The slices of an image of this size."""
+    def plan(self, width: int, height: int, max_slice_nums: int | None = None) -> SlicePlan:
+        """The slices of an image of this size; at most `max_slice_nums` instead of as many as an image may have."""
         return plan_slices(
             width,
             height,
-            max_slice_nums=self.max_slice_nums,
+            max_slice_nums=max_slice_nums or self.max_slice_nums,
             scale_resolution=self.sizes.scale_resolution,
             patch_size=self.sizes.patch_size,
         )
 
-    def _grids(self, plan: SlicePlan) -> tuple[Grid, ...]:
-        sizes = [plan.overview]
-        if plan.columns:
-            sizes += [plan.slice_size] * (plan.columns * plan.rows)
-        return tuple((1, height // self.sizes.patch_size, width // self.sizes.patch_size) for width, height in sizes)
-
     def probe(self, header: MediaHeader) -> ItemShape:
         """Slices of an image, overview first."""
-        return ItemShape.of([self.measure(grid) for grid in self._grids(self.plan(header.width, header.height))])
+        side = self.sizes.patch_size
+        sizes = map(size_of, self.plan(header.width, header.height).tiles)
+        return ItemShape.of([self.measure((1, height // side, width // side)) for width, height in sizes])
 
     def measure(self, grid: Grid) -> SegmentShape:
         """A slice gives Q tokens, whatever its grid."""
@@ -79,26 +77,18 @@ class MiniCPMV:
 
     def prepare(self, image: Image.Image) -> list[Segment]:
         """Slices of an RGB image, overview first, resized with Pillow's bicubic filter as released."""
-        plan = self.plan(*image.size)
-        pictures = [np.asarray(image.resize(plan.overview, Image.Resampling.BICUBIC))]
-        if plan.columns:
-            refined = np.asarray(image.resize(plan.refined, Image.Resampling.BICUBIC))
-            width, height = plan.slice_size
-            pictures += [
-                refined[top : top + height, left : left + width]
-                for top in range(0, plan.refined[1], height)
-                for left in range(0, plan.refined[0], width)
-            ]
-        return [self._segment(picture) for picture in pictures]
+        tiles = self.plan(*image.size).tiles
+        return [self._segment([picture]) for picture in cut_out(image, tiles, Image.Resampling.BICUBIC)]
 
-    def _segment(self, picture: np.ndarray) -> Segment:
-        """Cut `[height, width, 3]` into patch rows, each in the order (y, x, channel) that copies fastest."""
+    def _segment(self, frames: Sequence[np.ndarray], times: tuple[int, ...] = ()) -> Segment:
+        """Frames `[height, width, 3]` in patch rows, each in the order (y, x, channel) that copies fastest."""
         side = self.sizes.patch_size
-        rows, columns = picture.shape[0] // side, picture.shape[1] // side
-        patches = picture.reshape(rows, side, columns, side * 3).transpose(0, 2, 1, 3)
+        height, width, _ = frames[0].shape
+        parts = [patch_rows(frame, side)[:, 0] for frame in frames]
         return Segment(
-            shape=self.measure((1, rows, columns)),
-            patches_PC=np.ascontiguousarray(patches).reshape(rows * columns, side * side * 3),
+            shape=self.measure((len(frames), height // side, width // side)),
+            patches_PC=parts[0] if len(parts) == 1 else np.concatenate(parts),
+            times=times,
         )
 
     # Graphs
@@ -158,9 +148,7 @@ class MiniCPMV:
             host["rows"][place] = rows
             host["columns"][place] = columns
             host["pixels"][place] = segment.patches_PC
-        host["cu_seqlens"][0] = 0
-        np.cumsum(lengths, out=host["cu_seqlens"][1 : len(lengths) + 1])
-        host["cu_seqlens"][len(lengths) + 1 :] = sum(lengths)
+        fill_offsets(host["cu_seqlens"], np.cumsum(lengths))
         return int(places[-1].stop)
 
     # Weights and model
@@ -189,4 +177,7 @@ class MiniCPMV:
         """Tower and resampler on the device."""
         from encoder.towers.minicpmv import MiniCPMVModel
 
-        return MiniCPMVModel(self, weights, device, dtype, attention, precision)
+        model = MiniCPMVModel(self.sizes, self.layouts.rectangles, weights, device, dtype, attention)
+        if precision == "fp8":
+            model.quantise(self)
+        return model

@@ -20,10 +20,8 @@ from PIL import Image
 from encoder.adapters.base import CaptureAxis, Segment, TensorSpec
 from encoder.adapters.layouts import packed_rows
 from encoder.adapters.minicpmv import MiniCPMV
-from encoder.adapters.minicpmv_frames import MAX_GROUP, FrameGroups, choose_frames, choose_groups
-from encoder.adapters.minicpmv_slicing import plan_slices
+from encoder.adapters.minicpmv_frames import MAX_GROUP, USUAL_GROUP, FrameGroups, choose_frames, choose_groups
 from encoder.adapters.packed import fill_offsets
-from encoder.errors import ConfigError
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -55,14 +53,7 @@ class MiniCPMVideo(MiniCPMV):
         return choose(header.num_frames, header.frames_per_s, self._video)
 
     def _frame_size(self, header: MediaHeader) -> tuple[int, int]:
-        sizes = self.sizes
-        return plan_slices(
-            header.width,
-            header.height,
-            max_slice_nums=1,
-            scale_resolution=sizes.scale_resolution,
-            patch_size=sizes.patch_size,
-        ).overview
+        return self.plan(header.width, header.height, 1).overview
 
     def probe_video(self, header: MediaHeader) -> ItemShape:
         """One segment a frame, or a group of frames."""
@@ -76,14 +67,8 @@ class MiniCPMVideo(MiniCPMV):
         size, groups = self._frame_size(video.header), self._groups(video.header)
         frames = video.frames(groups.numbers)
         for times in groups.times:
-            resized = (next(frames).resize(size, Image.Resampling.BICUBIC) for _ in times)
-            parts = [self._segment(np.asarray(frame)) for frame in resized]
-            _, rows, columns = parts[0].shape.grid
-            yield Segment(
-                shape=self.measure((len(parts), rows, columns)),
-                patches_PC=np.concatenate([part.patches_PC for part in parts]),
-                times=times if self.timed else (),
-            )
+            group = [np.asarray(next(frames).resize(size, Image.Resampling.BICUBIC)) for _ in times]
+            yield self._segment(group, times if self.timed else ())
 
     # Graphs
 
@@ -95,9 +80,7 @@ class MiniCPMVideo(MiniCPMV):
         """Room for `token_budget // Q` slices of this layout, or for as many groups."""
         if axis_keys != (GROUPED,):
             return super().capacity(axis_keys, token_budget)
-        groups = token_budget // self.sizes.queries
-        if groups < 1:
-            raise ConfigError(f"token budget {token_budget} holds no group of {self.sizes.queries} tokens; raise it")
+        groups = self.layouts.segments(token_budget)
         nominal = self.sizes.nominal_patches
         return Capacity(
             patches=packed_rows(groups * self._group_frames, nominal),
@@ -109,14 +92,13 @@ class MiniCPMVideo(MiniCPMV):
     @property
     def _group_frames(self) -> int:
         """Of the groups that long clips are made of."""
-        return self._video.max_group_frames or 3
+        return self._video.max_group_frames or USUAL_GROUP
 
     def default_budgets(self, axis_keys: AxisKeys, device: str) -> tuple[int, ...]:
         """Powers of two of groups; else as for stills."""
         if axis_keys != (GROUPED,):
             return super().default_budgets(axis_keys, device)
-        ladder = CPU_GROUPED_LADDER if device == "cpu" else GROUPED_LADDER
-        return tuple(groups * self.sizes.queries for groups in ladder)
+        return self.layouts.budgets(CPU_GROUPED_LADDER if device == "cpu" else GROUPED_LADDER)
 
     def exact(self, shapes: Sequence[SegmentShape]) -> tuple[AxisKeys, Capacity]:
         """A packed run of just these slices and groups."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from encoder.adapters.base import EncoderAdapter
+from encoder.adapters.layouts import Rectangle
+from encoder.adapters.minicpmv_config import MiniCPMVSizes
 from encoder.arena import ArenaLayout
 from encoder.attention import (
     cross_attention,
@@ -16,15 +18,10 @@ from encoder.attention import (
     dense_self_attention,
     self_attention,
 )
-from encoder.config import Precision
 from encoder.pictures import draw_picture
 from encoder.towers.resampler import Resampler
 from encoder.towers.siglip import SiglipTower
 from encoder.types import AxisKeys, Capacity
-
-if TYPE_CHECKING:
-    from encoder.adapters.minicpmv import MiniCPMV
-
 
 CALIBRATION_SIZES = ((640, 480), (480, 800), (448, 448), (1200, 400), (300, 200), (200, 300), (1280, 720), (400, 1000))
 
@@ -34,29 +31,28 @@ class MiniCPMVModel:
 
     def __init__(
         self,
-        adapter: MiniCPMV,
+        sizes: MiniCPMVSizes,
+        rectangles: Mapping[str, Rectangle | None],
         weights: Mapping[str, Tensor],
         device: torch.device,
         dtype: torch.dtype,
         backend: str,
-        precision: Precision,
     ) -> None:
-        self.tower = SiglipTower(adapter.sizes, weights, device, dtype)
+        """`rectangles` are those of the layout axis's keys, None for the packed one."""
+        self.tower = SiglipTower(sizes, weights, device, dtype)
         self.resampler = Resampler(weights, device, dtype)
         self.backend = backend
-        self._rectangles = adapter.layouts.rectangles
-        if precision == "fp8":
-            self._quantise(adapter, device)
+        self._rectangles, self._device = rectangles, device
 
-    def _quantise(self, adapter: MiniCPMV, device: torch.device) -> None:
-        """Calibrate the fp8 layers on drawn pictures of common shapes."""
+    def quantise(self, adapter: EncoderAdapter) -> None:
+        """Turn the GEMMs to fp8, calibrated on drawn pictures of common shapes as this adapter prepares them."""
         pictures = [draw_picture(width, height, seed) for seed, (width, height) in enumerate(CALIBRATION_SIZES)]
         segments = [segment for picture in pictures for segment in adapter.prepare(picture)]
         axis_keys, capacity = adapter.exact([segment.shape for segment in segments])
         layout = ArenaLayout.of(adapter.inputs(axis_keys, capacity))
         block = torch.zeros(layout.num_bytes, dtype=torch.uint8)
         adapter.fill(layout.arrays(block), segments, axis_keys, capacity)
-        inputs = layout.views(block.to(device))
+        inputs = layout.views(block.to(self._device))
         tower = self.tower
         attend = self_attention(self.backend, inputs["cu_seqlens"], tower.num_heads, tower.head_width, capacity.longest)
         features_PD = tower.quantise(inputs["pixels"], inputs["position_ids"], attend)
