@@ -86,7 +86,7 @@ class Live:
     @property
     def dispatcher(self) -> Dispatcher:
         assert self.gateway.gateway is not None
-        return self.gateway.gateway.backend()._dispatchers["fake"]
+        return self.gateway.gateway.door.backend()._dispatchers["fake"]
 
     @property
     def url(self) -> str:

@@ -6,28 +6,24 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from cluster.gateway.answers import SlowReader, error_response
-from cluster.gateway.auth import Caller, TokenBook, read_tokens, require
-from cluster.gateway.backend import Backend
 from cluster.gateway.config import GatewayConfig
-from cluster.gateway.counters import Counters
+from cluster.gateway.door import Door
 from cluster.gateway.embeddings import embeddings
 from cluster.gateway.encode import encode
 from cluster.gateway.forms import expect_bad_headers
-from cluster.gateway.limits import CallerLimits, Refused, Room, Share
+from cluster.gateway.limits import Refused
 from cluster.gateway.live import POLICY, Watch, metrics_text, read_page
 from cluster.gateway.openapi import describe, docs_page
-from cluster.gateway.recent import Recent
 from cluster.metrics import CONTENT_TYPE as PROMETHEUS
 from cluster.pool import EncoderPool
-from encoder.errors import EncodeError, EncoderPoolError, PoolClosedError
+from encoder.errors import EncodeError, EncoderPoolError
 from workers import spans
 
 logger = logging.getLogger(__name__)
@@ -44,30 +40,14 @@ class Gateway:
         """Reads the tokens file. Raises ConfigError when there is something wrong with it."""
         self.config = config
         self.port = config.port
-        self.recent = Recent()
-        self.room = Room(config)
-        self.counters = Counters(self.room)
-        self._tokens: TokenBook | None = None if config.tokens_file is None else read_tokens(config.tokens_file)
-        self._limits = CallerLimits(config)
-        self._backend: Backend | None = None
-        self._draining = False
-        self._watch = Watch(self)
+        self.door = Door(config)
+        self._watch = Watch(self.door)
         self._runner: web.AppRunner | None = None
-
-    @property
-    def pool(self) -> EncoderPool | None:
-        """The pool that is served, once there is one."""
-        return None if self._backend is None else self._backend.pool
-
-    @property
-    def state(self) -> str:
-        """Where it stands in its life."""
-        return "draining" if self._draining else "starting" if self._backend is None else "ok"
 
     @property
     def num_requests(self) -> int:
         """Requests under way."""
-        return self.room.num_requests
+        return self.door.room.num_requests
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -81,8 +61,8 @@ class Gateway:
         app.on_response_prepare.append(_name_server)
         app.add_routes(
             [
-                web.post("/v1/encode", partial(encode, self)),
-                web.post("/v1/embeddings", partial(embeddings, self)),
+                web.post("/v1/encode", partial(encode, self.door)),
+                web.post("/v1/embeddings", partial(embeddings, self.door)),
                 web.get("/v1/models", self.models),
                 web.get("/health", self.health),
                 web.get("/ready", self.ready),
@@ -108,12 +88,11 @@ class Gateway:
 
     def attach(self, pool: EncoderPool) -> None:
         """Serve this pool from now on. It stays the caller's."""
-        self._backend = Backend(pool, self.config)
-        self._backend.start()
+        self.door.attach(pool)
 
     async def drain(self) -> bool:
         """Refuse what comes and wait for what is here; whether all of it was answered in time."""
-        self._draining = True
+        self.door.is_draining = True
         until_s = time.monotonic() + self.config.drain_timeout_s
         while self.num_requests and time.monotonic() < until_s:
             await asyncio.sleep(0.02)
@@ -121,51 +100,17 @@ class Gateway:
 
     async def close(self) -> None:
         """Hang up and end."""
-        self._draining = True
+        self.door.is_draining = True
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._backend is not None:
-            await self._backend.close()
-
-    # --- what routes ask -----------------------------------------------------------------------------------------
-
-    def backend(self) -> Backend:
-        """The pool. Raises PoolClosedError while there is none, or none any more."""
-        if self._draining:
-            raise PoolClosedError("the gateway is draining; ask another one, or come back later")
-        if self._backend is None:
-            raise PoolClosedError("the pool is starting; come back later")
-        return self._backend
-
-    def caller(self, request: web.Request, right: str) -> Caller:
-        """Who asks. Raises UnauthorizedError and ForbiddenError."""
-        if self._tokens is None:
-            return Caller(name=request.remote or "unknown")
-        caller = self._tokens.caller(request.headers.get("Authorization"))
-        require(caller, right)
-        return caller
-
-    @contextmanager
-    def admit(self, request: web.Request) -> Iterator[tuple[Backend, Share]]:
-        """A request that wants something encoded, before its body is read: the pool, and its share of the room.
-
-        Raises UnauthorizedError, ForbiddenError, PoolClosedError and Refused.
-        """
-        caller = self.caller(request, "encode")
-        backend = self.backend()
-        started_s = time.monotonic()
-        with self._limits.request(caller.name), self.room.request() as share:
-            share.caller = caller.name
-            share.take()
-            yield backend, share
-            self.recent.answer(time.monotonic() - started_s, share.num_items)
+        await self.door.close()
 
     # --- routes --------------------------------------------------------------------------------------------------
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/models`."""
-        self.caller(request, "encode")
-        models = self.backend().models
+        self.door.caller(request, "encode")
+        models = self.door.backend().models
         dtypes = await self._watch.dtypes()
         for model in models:
             model["dtype"] = dtypes.get(str(model["id"]), model["dtype"])
@@ -173,22 +118,22 @@ class Gateway:
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         """`GET /health`: this process answers."""
-        return web.json_response({"status": self.state})
+        return web.json_response({"status": self.door.state})
 
     async def ready(self, request: web.Request) -> web.StreamResponse:
         """`GET /ready`: a worker encoded something a short while ago."""
-        self.backend().check_ready()
+        self.door.backend().check_ready()
         return web.json_response({"status": "ready"})
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """`GET /metrics`, for Prometheus."""
-        self.caller(request, "watch")
-        text = await asyncio.to_thread(metrics_text, self.pool, self.counters)
+        self.door.caller(request, "watch")
+        text = await asyncio.to_thread(metrics_text, self.door.pool, self.door.counters)
         return web.Response(body=text.encode(), headers={"Content-Type": PROMETHEUS})
 
     async def stats(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/stats`, for the live page."""
-        self.caller(request, "watch")
+        self.door.caller(request, "watch")
         return web.json_response(await self._watch.stats())
 
     async def page(self, request: web.Request) -> web.StreamResponse:
@@ -219,7 +164,7 @@ class Gateway:
             status = response.status
             return response
         finally:
-            self.counters.request(route, status, time.monotonic() - started_s)
+            self.door.counters.request(route, status, time.monotonic() - started_s)
 
     async def _traced(self, route: str, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer within a span, below the caller's if there is one; the items of the request find it as the current."""
@@ -253,7 +198,7 @@ class Gateway:
 
     def _refuse(self, error: EncoderPoolError, retry_after_s: int | None = None) -> web.Response:
         response = error_response(error, retry_after_s)
-        self.recent.note(response.status, type(error).__name__, str(error))
+        self.door.recent.note(response.status, type(error).__name__, str(error))
         return response
 
 

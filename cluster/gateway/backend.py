@@ -24,8 +24,7 @@ class Backend:
         """The pool stays the caller's."""
         self.pool = pool
         self._config = config
-        names = dict.fromkeys(group.worker.encoder.model for group in pool.config.worker_groups)
-        self._dispatchers = {name: Dispatcher(pool.client_for(name), config) for name in names}
+        self._dispatchers = {name: Dispatcher(pool.client_for(name), config) for name in pool.config.encoders}
         self._readiness = [Readiness(dispatcher, config) for dispatcher in self._dispatchers.values()]
         clients = [dispatcher.client for dispatcher in self._dispatchers.values()]
         max_bytes = max(max_item_bytes(client.adapter, client.config.worker.encoder) for client in clients)

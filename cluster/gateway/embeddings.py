@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from aiohttp import web
@@ -23,15 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.gateway.answers import MAX_LOOP_BYTES, send_json
 from cluster.gateway.bodies import read_body, understood
-from cluster.gateway.encode import counted
+from cluster.gateway.door import Door
 from cluster.gateway.json_reader import read_json
 from cluster.gateway.requests import check_count, read_item
 from cluster.gateway.statuses import status_of
 from cluster.gateway.wire import JSON, ItemAnswer, ItemTokens, RequestItem, as_float32
 from encoder.errors import ERRORS, ContentTypeError, EncoderPoolError, RequestError
-
-if TYPE_CHECKING:
-    from cluster.gateway.app import Gateway
 
 
 class EmbeddingsRequest(BaseModel):
@@ -64,15 +61,15 @@ class EmbeddingsRequest(BaseModel):
     """Interactive items pass batch items that wait, for a while."""
 
 
-async def embeddings(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def embeddings(door: Door, request: web.Request) -> web.StreamResponse:
     """Answer one request."""
     arrived_s = time.monotonic()
-    config = gateway.config
-    with gateway.admit(request) as (backend, share):
+    config = door.config
+    with door.admit(request) as (backend, share):
         if request.content_type != JSON:
             raise ContentTypeError(f"a body of {request.content_type}; send {JSON}")
         body = await read_body(request, share, max_bytes=config.max_request_bytes, timeout_s=config.read_timeout_s)
-        gateway.counters.body(len(body))
+        door.counters.body(len(body))
         max_items = config.max_request_items
         asked, items = await understood(body, lambda: _parsed(body, max_items))
         model = backend.model(asked.model)
@@ -90,7 +87,7 @@ async def embeddings(gateway: Gateway, request: web.Request) -> web.StreamRespon
         )
         vectors_E: list[np.ndarray | None] = [None] * len(items)
         num_tokens = 0
-        async with aclosing(counted(gateway, work.answers())) as answers:
+        async with aclosing(door.counted(work.answers())) as answers:
             async for answer in answers:
                 if answer.tokens is None:
                     raise _failed(answer, len(items))

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from cluster.gateway.answers import send_stream, send_whole
 from cluster.gateway.bodies import read_encode_request
-from cluster.gateway.wire import ItemAnswer
+from cluster.gateway.door import Door
 from cluster.gateway.work import MAX_ITEMSIZE, TEXT_BYTES
 
-if TYPE_CHECKING:
-    from cluster.gateway.app import Gateway
 
-
-async def encode(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def encode(door: Door, request: web.Request) -> web.StreamResponse:
     """Answer one request."""
     arrived_s = time.monotonic()
-    config = gateway.config
-    with gateway.admit(request) as (backend, share):
+    config = door.config
+    with door.admit(request) as (backend, share):
         asked = await read_encode_request(
             request,
             share,
@@ -30,7 +25,7 @@ async def encode(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             max_items=config.max_request_items,
             timeout_s=config.read_timeout_s,
         )
-        gateway.counters.body(share.num_bytes)
+        door.counters.body(share.num_bytes)
         options = asked.options
         model = backend.model(options.model)
         as_msgpack = "msgpack" in request.content_type
@@ -46,7 +41,7 @@ async def encode(gateway: Gateway, request: web.Request) -> web.StreamResponse:
             number_bytes=TEXT_BYTES if is_text else MAX_ITEMSIZE,
         )
         timeout_s = config.write_timeout_s
-        async with aclosing(counted(gateway, work.answers())) as answers:
+        async with aclosing(door.counted(work.answers())) as answers:
             if options.stream:
                 return await send_stream(
                     request, answers, encoding=options.encoding, as_msgpack=as_msgpack, write_timeout_s=timeout_s
@@ -55,13 +50,3 @@ async def encode(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         return await send_whole(
             request, model, found, encoding=options.encoding, as_msgpack=as_msgpack, write_timeout_s=timeout_s
         )
-
-
-async def counted(gateway: Gateway, answers: AsyncGenerator[ItemAnswer]) -> AsyncGenerator[ItemAnswer]:
-    """The same answers, counted, and their errors remembered for those who watch."""
-    async with aclosing(answers):
-        async for answer in answers:
-            gateway.counters.item(answer.status, 0 if answer.tokens is None else len(answer.tokens.data))
-            if answer.tokens is None:
-                gateway.recent.note(answer.status, answer.error or "", answer.message)
-            yield answer

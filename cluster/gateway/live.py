@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.gateway.counters import Counters
+from cluster.gateway.door import Door
 from cluster.lifecycle.stats import PoolStats
 from cluster.pool import EncoderPool
 from encoder.errors import EncoderPoolError
 from workers.messages import WorkerReport
 from workers.prometheus import render
-
-if TYPE_CHECKING:
-    from cluster.gateway.app import Gateway
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +29,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 class Watch:
     """Asks the pool once for all who watch. Belongs to the event loop."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, door: Door) -> None:
+        self._door = door
         self._lock = asyncio.Lock()
         self._asked_s = float("-inf")
         self._pool: dict[str, Any] = {}
@@ -39,19 +38,19 @@ class Watch:
 
     async def stats(self) -> dict[str, Any]:
         """Everything on the page."""
-        gateway = self._gateway
+        door = self._door
         await self._look()
         return {
             "time_s": time.time(),
-            "state": gateway.state,
-            "model": None if gateway.pool is None else ", ".join(models_of(gateway.pool)),
-            "requests": gateway.recent.requests(),
+            "state": door.state,
+            "model": None if door.pool is None else ", ".join(door.pool.config.encoders),
+            "requests": door.recent.requests(),
             "in_flight": {
-                "requests": gateway.room.num_requests,
-                "items": gateway.room.num_items,
-                "bytes": gateway.room.num_bytes,
+                "requests": door.room.num_requests,
+                "items": door.room.num_items,
+                "bytes": door.room.num_bytes,
             },
-            "errors": gateway.recent.errors,
+            "errors": door.recent.errors,
             "pool": self._pool,
         }
 
@@ -61,7 +60,7 @@ class Watch:
         return self._dtypes
 
     async def _look(self) -> None:
-        pool = self._gateway.pool
+        pool = self._door.pool
         async with self._lock:
             if pool is None or time.monotonic() - self._asked_s <= FRESH_S:
                 return
@@ -82,11 +81,6 @@ def dtypes_of(reports: Iterable[WorkerReport]) -> dict[str, str]:
         if report.encoder:
             found[report.model].add(report.encoder.rpartition("@")[2].partition("+")[0])
     return {model: ", ".join(sorted(dtypes)) for model, dtypes in found.items()}
-
-
-def models_of(pool: EncoderPool) -> list[str]:
-    """Names of what it serves."""
-    return list(dict.fromkeys(group.worker.encoder.model for group in pool.config.worker_groups))
 
 
 def pool_stats(stats: PoolStats) -> dict[str, Any]:
@@ -181,10 +175,5 @@ def read_page() -> str:
 
 def _natural(text: str) -> list[tuple[bool, int, str]]:
     """worker-2 before worker-10."""
-    parts: defaultdict[int, str] = defaultdict(str)
-    group = 0
-    for letter in text:
-        if parts[group] and letter.isdecimal() != parts[group][-1].isdecimal():
-            group += 1
-        parts[group] += letter
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts.values() if part]
+    parts = filter(None, re.split(r"(\d+)", text))
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from cluster.gateway.config import GatewayConfig
-from cluster.gateway.live import models_of
 from cluster.gateway.threaded import GatewayThread, settle
 from cluster.pool import EncoderPool
 from workers import spans
@@ -27,7 +26,7 @@ def serve(open_pool: Callable[[], AbstractContextManager[EncoderPool]], config: 
             gateway.attach(pool)
             settle()
             with _signals() as stop:
-                print(f"serving {', '.join(models_of(pool))} on {gateway.url}", flush=True)
+                print(f"serving {', '.join(pool.config.encoders)} on {gateway.url}", flush=True)
                 if config.tokens_file is None and config.host not in ("127.0.0.1", "localhost", "::1"):
                     _say("everybody who reaches this address may use it; set gateway.tokens_file")
                 stop.wait()

@@ -213,7 +213,7 @@ def test_sixty_four_connections_before_a_full_pool_each_get_one_answer() -> None
         for thread in threads:
             thread.join(30)
         assert sorted(reply.status for reply in replies) == [200] * 40 + [429] * 24
-        room = live.gateway.gateway.room  # type: ignore[union-attr]
+        room = live.gateway.gateway.door.room  # type: ignore[union-attr]
         until(lambda: not room.num_requests)
         assert (room.num_items, room.num_bytes) == (0, 0)
 
@@ -243,7 +243,7 @@ def test_a_client_that_hangs_up_in_mid_body_leaves_nothing(live: Live, caller: C
         bare.sendall(b"POST /v1/encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n")
         bare.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body[:cut])
         assert live.gateway.gateway is not None
-        room = live.gateway.gateway.room
+        room = live.gateway.gateway.door.room
         until(lambda: room.num_requests == 1)
     until(lambda: not room.num_requests)
     assert (room.num_items, room.num_bytes) == (0, 0)
