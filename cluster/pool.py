@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -24,7 +25,6 @@ from cluster.lifecycle.standing import SupervisorCalls
 from cluster.lifecycle.stats import PoolStats
 from cluster.lifecycle.status import PoolStatus
 from cluster.lifecycle.supervisor import Supervisor
-from cluster.metrics import render_prometheus
 from cluster.planning.fleet import RayFleet, replanning
 from cluster.routing.roster import Member
 from cluster.streams.outcomes import Embedding, Outcome
@@ -33,7 +33,9 @@ from cluster.streams.transport import Gate, RayTransport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import ConfigError, PoolClosedError, WorkerLostError, WorkerStartError
 from workers.messages import TracedItem
+from workers.metrics import samples_of
 from workers.priority import Priority
+from workers.prometheus import render
 from workers.ray_metrics import RayExporter
 from workers.samples import Sample
 
@@ -265,7 +267,7 @@ class EncoderPool:
         stats = self.stats()
         with self._gate:
             router: list[Sample] = ray.get(self._router.samples.remote(), timeout=ROUTER_TIMEOUT_S)
-        return render_prometheus(stats.reports, router, self.client.meter.samples(), *more)
+        return render(chain(*map(samples_of, stats.reports), router, self.client.meter.samples(), *more))
 
     def scale(self, num_workers: int, group: str | None = None, *, timeout_s: float | None = None) -> None:
         """Change the number of workers, and wait until it is so. Work goes on; who leaves finishes what it has.

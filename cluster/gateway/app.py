@@ -21,10 +21,10 @@ from cluster.gateway.forms import expect_bad_headers
 from cluster.gateway.limits import Refused
 from cluster.gateway.live import POLICY, Watch, metrics_text, read_page
 from cluster.gateway.openapi import describe, docs_page
-from cluster.metrics import CONTENT_TYPE as PROMETHEUS
 from cluster.pool import EncoderPool
 from encoder.errors import EncodeError, EncoderPoolError
 from workers import spans
+from workers.prometheus import CONTENT_TYPE as PROMETHEUS
 
 logger = logging.getLogger(__name__)
 

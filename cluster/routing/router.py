@@ -12,7 +12,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster.metrics import router_samples
 from cluster.planning.traffic import Traffic
 from cluster.routing.affinity import Homes, homing
 from cluster.routing.assign import Home
@@ -20,6 +19,7 @@ from cluster.routing.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pa
 from cluster.routing.ledger import Ledger
 from cluster.routing.quarantine import Quarantine
 from cluster.routing.roster import Member, Roster
+from cluster.routing.samples import router_samples
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ WITHOUT_TORCH = [
     "cluster.planning.histogram",
     "cluster.http_client",
     "cluster.routing.leases",
-    "cluster.metrics",
+    "cluster.routing.samples",
     "cluster.gateway.msgpack_reader",
     "cluster.lifecycle.nodes",
     "cluster.planning.placing",
@@ -95,14 +96,14 @@ def files_of(layer: str) -> list[Path]:
 
 @cache
 def imports_of(file: Path) -> frozenset[str]:
-    """Names of all modules that a file imports, anywhere in it."""
+    """Names of all modules that a file imports, anywhere in it, and of what it takes from them."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} imports relatively"
-            names.add(node.module or "")
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
     return frozenset(names)
 
 
@@ -119,6 +120,17 @@ def test_every_package_is_installed() -> None:
 @pytest.mark.parametrize("layer", BELOW)
 def test_imports_flow_one_way(layer: str) -> None:
     assert packages_imported_by(layer) & BELOW.keys() <= BELOW[layer] | {layer}
+
+
+@pytest.mark.parametrize("layer", ["workers", "cluster"])
+def test_no_file_imports_what_imports_it(layer: str) -> None:
+    """Not in a function, and not for its types alone either: what two files both need has a file below them."""
+    modules = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in files_of(layer)}
+    order = TopologicalSorter({module: modules.keys() & imports_of(file) for module, file in modules.items()})
+    try:
+        order.prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_ray_stays_in_the_files_that_start_or_call_actors() -> None:

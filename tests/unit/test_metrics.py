@@ -15,7 +15,6 @@ from fakes import Clock, FakeRunner, batch, breaks_on, fake_adapter, graph, load
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.dashboard import dashboard
-from cluster.metrics import render_prometheus
 from cluster.routing.leases import LeaseRequest
 from cluster.routing.router import Router
 from encoder.config import EncoderConfig
@@ -25,7 +24,7 @@ from workers.config import WorkerConfig
 from workers.messages import WorkerState, WorkerStats
 from workers.metric_names import BY_NAME, METRICS, STAGES
 from workers.metrics import Meter, samples_of
-from workers.prometheus import series, series_names
+from workers.prometheus import render, series, series_names
 from workers.ray_metrics import RayExporter
 from workers.samples import Distribution, Sample
 from workers.worker import EncoderWorker
@@ -73,7 +72,7 @@ def test_what_a_worker_did_comes_out_in_prometheus_text(worker: EncoderWorker) -
         worker.encode(batch(encoded))
     until(lambda: worker.report().stats.cache.num_entries == 2)
     worker.encode(batch(picture(1)))
-    found = parsed(render_prometheus([worker.report()]))
+    found = parsed(render(samples_of(worker.report())))
     name = str(graph().key)
     assert found["encpool_items_total", ("w", "encoded")] == 2
     assert found["encpool_items_total", ("w", "failed")] == 1
@@ -94,7 +93,7 @@ def test_what_a_worker_did_comes_out_in_prometheus_text(worker: EncoderWorker) -
 def test_predicted_and_real_cost_stand_side_by_side() -> None:
     use = GraphUse(replays=3, segments=5, useful_patches=90, run_patches=100, predicted_ms=30.0, real_ms=33.0)
     stats = WorkerStats(graph_uses={"g": use}, segment_misses={"too_large": 4}, num_eager_runs=2)
-    found = parsed(render_prometheus([report("w", stats=stats, cost_error=0.1, graph_bytes=7)]))
+    found = parsed(render(samples_of(report("w", stats=stats, cost_error=0.1, graph_bytes=7))))
     assert found["encpool_predicted_gpu_seconds_total", ("w", "g")] == pytest.approx(0.030)
     assert found["encpool_gpu_seconds_total", ("w", "g")] == pytest.approx(0.033)
     assert found["encpool_cost_error_ratio", ("w",)] == 0.1
@@ -112,7 +111,7 @@ def test_what_the_router_knows_comes_out_too() -> None:
     router.register(report("b", state=WorkerState.DRAINING, **full))
     shape = ItemShape(grids=((1, 10, 10),), num_patches=100, num_tokens=2)
     router.assign([LeaseRequest(shape=shape)] * 3)
-    found = parsed(render_prometheus([], router.samples()))
+    found = parsed(render(router.samples()))
     assert found["encpool_workers", ("ready",)] == 1
     assert found["encpool_workers", ("draining",)] == 1
     assert found["encpool_workers_leasable", ()] == 1
@@ -123,14 +122,14 @@ def test_what_the_router_knows_comes_out_too() -> None:
 
 
 def test_a_metric_of_many_workers_has_one_heading() -> None:
-    text = render_prometheus([report("a"), report("b")])
+    text = render([*samples_of(report("a")), *samples_of(report("b"))])
     assert text.count("# TYPE encpool_queue_seconds gauge") == 1
     assert 'encpool_queue_seconds{worker="b"} 0\n' in text
 
 
 def test_odd_label_values_survive() -> None:
     odd = 'a "quoted"\\ name\nin two lines'
-    found = parsed(render_prometheus([], [Sample("encpool_retries_total", ("c", odd), 1)]))
+    found = parsed(render([Sample("encpool_retries_total", ("c", odd), 1)]))
     assert found["encpool_retries_total", ("c", odd)] == 1
 
 
