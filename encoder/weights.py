@@ -6,7 +6,7 @@ import hashlib
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from encoder.adapters.registry import PROCESSOR_FILES
 from encoder.errors import WeightsError
+from encoder.snapshots import INDEX, PROCESSOR_FILES, SINGLE, stored_names
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 MAX_SHARD_BYTES = 2 * 2**30
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a shard, in `weights_digest`
 
@@ -50,7 +48,7 @@ def weights_digest(snapshot: Path | None) -> bytes:
 
 
 def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """Read the named tensors, opening only the shards that hold them; see `stored_names` for other spellings.
+    """Read the named tensors, opening only the shards that hold them, also under what `stored_names` takes.
 
     Raises:
         WeightsError: names the tensors that are missing or of another shape, or the file that can't be read.
@@ -79,23 +77,6 @@ def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     if misshapen:
         raise WeightsError(f"{snapshot}: {len(misshapen)} tensors have another shape: {_some(misshapen)}")
     return tensors
-
-
-def stored_names(wanted: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
-    """What a checkpoint calls each wanted tensor, as far as it has it.
-
-    Releases differ in whether a vision part's names begin with "model.", and in whether there is a "vision_model."
-    within; each is taken.
-    """
-    stored = list(stored)
-    spellings = {_bare(name): name for name in stored} | dict(zip(stored, stored, strict=True))
-    found = {name: spellings.get(name) or spellings.get(_bare(name)) for name in wanted}
-    return {name: stored_as for name, stored_as in found.items() if stored_as is not None}
-
-
-def _bare(name: str) -> str:
-    name = name.removeprefix("model.").replace("vision_model.", "", 1)
-    return name.replace("encoder.patch_embed.", "patch_embed.")  # where transformers saves Kimi's
 
 
 def _shards(snapshot: Path) -> dict[str, str]:

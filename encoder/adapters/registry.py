@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
+from encoder.snapshots import download, read_config
 
 if TYPE_CHECKING:
     from encoder.adapters.base import EncoderAdapter
-    from encoder.config import EncoderConfig
-
-PROCESSOR_FILES = {
-    "preprocessor_config": "preprocessor_config.json",
-    "video_preprocessor_config": "video_preprocessor_config.json",
-}
-"""Files beside `config.json` that say how media are prepared, by the key under which a model's config has them."""
-
-PROCESSOR_FILE = "processor_config.json"
-"""Where transformers 5 writes all of them; what it has of these keys goes before the files of one."""
-
-_IN_PROCESSOR_FILE = {"preprocessor_config": "image_processor", "video_preprocessor_config": "video_processor"}
 
 FAMILIES = {
     "minicpmv": "encoder.adapters.minicpmv_family:FAMILY",
@@ -78,7 +67,7 @@ class Model:
     name: str  # as graph keys and results show it
     family: Family
     config: Mapping[str, Any]
-    """Its config.json; beside its keys, those of `PROCESSOR_FILES` hold what the files of processors say."""
+    """Its config.json; beside its keys, those of `snapshots.PROCESSOR_FILES` hold what the files of processors say."""
     snapshot: Path | None  # where its weights are; None: seeded random
 
     def adapter(self, config: EncoderConfig) -> EncoderAdapter:
@@ -114,11 +103,11 @@ def resolve_model(name: str) -> Model:
             close = get_close_matches(name, presets, n=1, cutoff=0.75)
             hint = f"did you mean {close[0]!r}?" if close else f"presets are {', '.join(presets)}"
             raise ConfigError(f"no model {name!r}: it is no preset and no directory; {hint}")
-        snapshot = _download(name)
-    config = _read_config(snapshot)
+        snapshot = download(name, lambda config: _adapter(config, name).weight_shapes())
+    config = read_config(snapshot)
     return Model(
         name=name.rstrip("/").split("/")[-1],
-        family=_family_of(config, snapshot),
+        family=_family_of(config, name),
         config=config,
         snapshot=snapshot,
     )
@@ -129,67 +118,14 @@ def load_adapter(config: EncoderConfig) -> EncoderAdapter:
     return resolve_model(config.model).adapter(config)
 
 
-def _read_config(snapshot: Path) -> dict[str, Any]:
-    """`config.json`, and what the files of processors say under the keys of `PROCESSOR_FILES`."""
-    config = _read_json(snapshot, "config.json")
-    together = _read_json(snapshot, PROCESSOR_FILE) if (snapshot / PROCESSOR_FILE).is_file() else {}
-    for key, name in PROCESSOR_FILES.items():
-        settings = together.get(_IN_PROCESSOR_FILE[key])
-        if isinstance(settings, dict):
-            config[key] = settings
-        elif (snapshot / name).is_file():
-            config[key] = _read_json(snapshot, name)
-    return config
+def _adapter(config: Mapping[str, Any], name: str) -> EncoderAdapter:
+    return _family_of(config, name).make(config, name, EncoderConfig(model=name))
 
 
-def _read_json(snapshot: Path, name: str) -> dict[str, Any]:
-    try:
-        config = json.loads((snapshot / name).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{snapshot}: no readable {name}: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{snapshot}/{name} is no JSON object")
-    return config
-
-
-def _family_of(config: Mapping[str, Any], snapshot: Path) -> Family:
+def _family_of(config: Mapping[str, Any], name: str) -> Family:
     wanted = config.get("model_type")
     for family in families().values():
         if wanted in family.model_types:
             return family
     known = sorted(name for family in families().values() for name in family.model_types)
-    raise ConfigError(f"{snapshot}: model_type {wanted!r} has no adapter; these have: {', '.join(known)}")
-
-
-def _download(hub_id: str) -> Path:
-    """Fetch a snapshot's config and the shards that hold its vision part."""
-    from huggingface_hub import hf_hub_download, snapshot_download
-
-    from encoder.weights import INDEX, SINGLE, stored_names
-
-    try:
-        config_file = Path(hf_hub_download(hub_id, "config.json"))
-        config = _read_config(config_file.parent)
-        family = _family_of(config, config_file.parent)
-        try:
-            index = json.loads(Path(hf_hub_download(hub_id, INDEX)).read_text())
-            wanted = family.make(config, hub_id, _default_config(hub_id)).weight_shapes()
-            stored = stored_names(wanted, index["weight_map"]).values()
-            files = sorted({index["weight_map"][name] for name in stored})
-        except FileNotFoundError:
-            files = [SINGLE]
-        settings = [PROCESSOR_FILE, *PROCESSOR_FILES.values()]
-        return Path(snapshot_download(hub_id, allow_patterns=["config.json", *settings, INDEX, *files]))
-    except ConfigError:
-        raise
-    except Exception as error:  # the hub client raises many kinds, of several packages
-        raise ConfigError(
-            f"could not fetch {hub_id!r} from the hub: {type(error).__name__}: {error}; "
-            f"give a local snapshot directory instead"
-        ) from error
-
-
-def _default_config(model: str) -> EncoderConfig:
-    from encoder.config import EncoderConfig
-
-    return EncoderConfig(model=model)
+    raise ConfigError(f"{name}: model_type {wanted!r} has no adapter; these have: {', '.join(known)}")

@@ -23,11 +23,12 @@ from released import functions_of
 from encoder.adapters.cutting import Tile
 from encoder.adapters.processors import processor_of
 from encoder.adapters.qwen_vl import QwenVL
-from encoder.adapters.registry import PROCESSOR_FILES, load_adapter, resolve_model
+from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.adapters.stock_families import Pixels
 from encoder.config import EncoderConfig, VideoConfig
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
+from encoder.snapshots import PROCESSOR_FILES
 
 TOLERANCE = 1e-4
 

@@ -41,6 +41,7 @@ WITHOUT_TORCH = [
     "encoder.headers",
     "encoder.runner_stats",
     "encoder.items",
+    "encoder.snapshots",
     "encoder.media",
     "encoder.pictures",
     "encoder.packing",

@@ -15,6 +15,7 @@ from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError, WeightsError
 from encoder.media import MediaHeader
+from encoder.snapshots import INDEX, SINGLE
 from encoder.weights import load_tensors, random_tensors, write_snapshot
 
 PRESET = "tiny-minicpmv-2.6"
@@ -70,7 +71,7 @@ def test_only_shards_with_wanted_tensors_are_opened(
     config = json.loads((snapshot / "config.json").read_text())
     language = {"llm.model.embed_tokens.weight": torch.zeros(60_000)}
     write_snapshot(snapshot / "sharded", config, language | random_tensors(shapes, seed=3), torch.float32)
-    index = json.loads((snapshot / "sharded" / weights.INDEX).read_text())["weight_map"]
+    index = json.loads((snapshot / "sharded" / INDEX).read_text())["weight_map"]
     assert len(set(index.values())) > 2
     shard_of_language = snapshot / "sharded" / index["llm.model.embed_tokens.weight"]
     if [name for name, shard in index.items() if shard == shard_of_language.name] == ["llm.model.embed_tokens.weight"]:
@@ -80,12 +81,12 @@ def test_only_shards_with_wanted_tensors_are_opened(
 
 def test_single_file_without_index_is_read(snapshot: Path, shapes: dict[str, tuple[int, ...]], tmp_path: Path) -> None:
     tensors = random_tensors(shapes, seed=1)
-    save_file(tensors, tmp_path / weights.SINGLE)
+    save_file(tensors, tmp_path / SINGLE)
     assert load_tensors(tmp_path, shapes).keys() == shapes.keys()
 
 
 def test_missing_and_misshapen_tensors_are_named(snapshot: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    index = snapshot / weights.INDEX
+    index = snapshot / INDEX
     stored = json.loads(index.read_text())
     del stored["weight_map"]["resampler.query"]
     index.write_text(json.dumps(stored))
@@ -105,9 +106,9 @@ def test_damaged_checkpoints_are_typed_errors(snapshot: Path, shapes: dict[str, 
     elif damage == "garbage":
         shard.write_bytes(b"not a checkpoint at all")
     elif damage == "no_index":
-        (snapshot / weights.INDEX).unlink()
+        (snapshot / INDEX).unlink()
     else:
-        (snapshot / weights.INDEX).write_text("{")
+        (snapshot / INDEX).write_text("{")
     with pytest.raises(WeightsError, match=str(snapshot)):
         load_tensors(snapshot, shapes)
 
