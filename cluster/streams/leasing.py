@@ -70,6 +70,7 @@ class Leasing:
         ]
         answers = self._session.assign(requests, priority, traces=[item.trace for item in ripe])
         taken: set[Item] = set()
+        gets_on = not is_idle
         for item, answer in zip(ripe, answers, strict=True):
             if isinstance(answer, Lease):
                 item.lease = answer
@@ -79,7 +80,8 @@ class Leasing:
                     continue
                 self._leased.setdefault((answer.worker_id, priority), deque()).append(item)
                 taken.add(item)
-            elif self._refused(item, answer, time.monotonic(), behind_own=bool(taken or not is_idle)):
+                gets_on = True
+            elif self._refused(item, answer, time.monotonic(), behind_own=gets_on):
                 taken.add(item)
         self._waiting = deque(item for item in self._waiting if item not in taken)
 

@@ -271,6 +271,13 @@ def test_a_pool_without_workers_fails_after_a_bounded_time() -> None:
         client(pool, recovery_timeout_s=0.2).encode(PICTURES[0])
 
 
+def test_items_that_nobody_takes_fail_together_not_one_after_the_other() -> None:
+    started_s = time.monotonic()
+    outcomes = list(client(FakePool(""), recovery_timeout_s=0.2).encode_many(PICTURES))
+    assert {type(outcome.error) for outcome in outcomes} == {WorkerLostError}
+    assert time.monotonic() - started_s < 2  # thirty of them, that would be six seconds
+
+
 def test_a_full_pool_is_retried_and_then_refused_with_the_hint() -> None:
     pool = FakePool("a", max_queue_ms=50)
     request = LeaseRequest(shape=fake_shape(PICTURES[29]))
