@@ -41,12 +41,15 @@ def run(parsed: argparse.Namespace) -> int:
     from cluster.config import load_config
     from cluster.planning.plan_trace import plan_trace
     from encoder.config import EncoderConfig
+    from encoder.errors import ConfigError
 
-    encoder = None if parsed.config is None else load_config(parsed.config).worker.encoder
-    if parsed.model is not None:
-        encoder = (
-            EncoderConfig(model=parsed.model) if encoder is None else encoder.model_copy(update={"model": parsed.model})
-        )
+    encoders = {} if parsed.config is None else load_config(parsed.config).encoders
+    if parsed.model is not None and parsed.model not in encoders:
+        if len(encoders) > 1:
+            raise ConfigError(f"--model: no model {parsed.model!r} in {parsed.config}; it has {', '.join(encoders)}")
+        own = next(iter(encoders.values()), EncoderConfig(model=parsed.model))
+        encoders = {parsed.model: own.model_copy(update={"model": parsed.model})}
+    offered = [encoder for model, encoder in encoders.items() if parsed.model in (None, model)]
     device, gib = parsed.device, parsed.memory_gib
-    print(plan_trace(parsed.trace, encoder, num_workers=parsed.workers, memory_gib=gib, device=device))
+    print(plan_trace(parsed.trace, offered, num_workers=parsed.workers, memory_gib=gib, device=device))
     return OK

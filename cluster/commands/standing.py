@@ -91,7 +91,7 @@ def run_up(parsed: argparse.Namespace) -> int:
         raise
     print(f"pool {config.name!r} is up with {status.num_ready} workers; `encpool down {config.name}` ends it")
     if url is not None:
-        print(f"serving {config.worker.encoder.model} on {url}")
+        print(f"serving {', '.join(config.encoders)} on {url}")
     return OK
 
 
@@ -111,7 +111,7 @@ def _raise(config: PoolConfig, address: str | None, *, serve: bool, started: _St
 
     own = local_ray.attach(address, show_logs=True)
     try:
-        _say(f"starting {config.num_workers} workers with {config.worker.encoder.model} ...")
+        _say(f"starting {config.num_workers} workers with {', '.join(config.encoders)} ...")
         return raise_pool(config, watch=_Progress()), _raise_gateway(config) if serve else None
     except BaseException:
         started.unused = not pools_here()

@@ -39,9 +39,9 @@ class PoolStatus:
     """A pool, for people."""
 
     name: str
-    model: str
     started: bool
     targets: Mapping[str, int]  # workers wanted, by group
+    models: Mapping[str, str]  # what they encode with, by group
     workers: tuple[WorkerStatus, ...]
     notes: tuple[str, ...]  # what went wrong lately, oldest first
     replanning: tuple[Decision, ...] = ()  # the last about the graphs of each model; none where they stay as they are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ from cluster.lifecycle.status import PoolStatus, WorkerStatus
 from cluster.tables import aligned
 from workers.messages import WorkerReport
 
-HEADER = ("worker", "state", "host", "device", "graphs", "queue ms", "items", "hit rate", "fill", "cache", "restarts")
+COLUMNS = ("worker", "model", "state", "host", "device", "graphs", "queue ms", "items", "hit rate", "fill", "cache",
+           "restarts")  # fmt: skip
 RIGHT = ("graphs", "queue ms", "items", "hit rate", "fill", "cache", "restarts")
 
 
@@ -20,6 +22,7 @@ class Row:
 
     worker: str
     group: str
+    model: str
     state: str
     host: str | None
     device: str | None
@@ -38,16 +41,17 @@ class Row:
 def rows_of(status: PoolStatus, stats: PoolStats) -> list[Row]:
     """What the supervisor, the router and the workers themselves say, side by side."""
     reports = {report.worker_id: report for report in stats.reports}
-    return [_row(worker, reports.get(worker.worker_id)) for worker in status.workers]
+    return [_row(worker, status.models[worker.group], reports.get(worker.worker_id)) for worker in status.workers]
 
 
-def _row(worker: WorkerStatus, report: WorkerReport | None) -> Row:
+def _row(worker: WorkerStatus, model: str, report: WorkerReport | None) -> Row:
     member = worker.member
     alone = None if report is None else PoolStats(num_workers=1, members=(), reports=(report,))
     asked = 0 if alone is None else alone.cache.hits + alone.cache.joins + alone.cache.misses
     return Row(
         worker=worker.worker_id,
         group=worker.group,
+        model=model,
         state=str(worker.stage),
         host=None if member is None else member.host,
         device=None if report is None else report.device,
@@ -70,8 +74,8 @@ def _has_run(stats: PoolStats) -> bool:
 
 def status_table(status: PoolStatus, stats: PoolStats) -> str:
     """For people: a line on the pool, a line a worker, what was decided on graphs, and what went wrong lately."""
-    rows = rows_of(status, stats)
-    lines = [headline(status), "", aligned(HEADER, [cells(row) for row in rows], right=RIGHT)]
+    rows, columns = rows_of(status, stats), columns_of(status)
+    lines = [headline(status), "", aligned(columns, [cells(row, columns) for row in rows], right=RIGHT)]
     notes = [*graph_lines(status), *(f"{row.worker}: {row.error}" for row in rows if row.error), *status.notes]
     return "\n".join([*lines, *(["", *notes] if notes else [])])
 
@@ -93,27 +97,38 @@ def headline(status: PoolStatus) -> str:
         return f"pool {status.name!r} could not start: {status.failure.message}"
     wanted = f"{status.num_ready} of {sum(status.targets.values())} workers ready"
     return (
-        f"pool {status.name!r}: {status.model}, {wanted}"
+        f"pool {status.name!r}: {', '.join(_models(status))}, {wanted}"
         f"{f' ({groups})' if len(status.targets) > 1 else ''}{'' if status.started else ', starting'}"
     )
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """A row as text, in the order of HEADER."""
+def _models(status: PoolStatus) -> list[str]:
+    return list(dict.fromkeys(status.models.values()))
+
+
+def columns_of(status: PoolStatus) -> tuple[str, ...]:
+    """Names of the table's columns: each worker's model is told where there are several."""
+    return tuple(name for name in COLUMNS if name != "model" or len(_models(status)) > 1)
+
+
+def cells(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+    """These columns of a row, as text."""
     gpu = "" if row.gpu_uuid is None else f" {row.gpu_uuid.removeprefix('GPU-')[:8]}"
-    return (
-        row.worker,
-        row.state,
-        row.host or "-",
-        f"{row.device or '-'}{gpu}",
-        _text(row.num_graphs, "d"),
-        _text(row.queue_ms, ".0f"),
-        _text(row.num_items, "d"),
-        _text(row.hit_rate, ".0%"),
-        _text(row.fill, ".0%"),
-        _text(row.cache_hit_rate, ".0%"),
-        str(row.num_restarts),
-    )
+    texts = {
+        "worker": row.worker,
+        "model": row.model,
+        "state": row.state,
+        "host": row.host or "-",
+        "device": f"{row.device or '-'}{gpu}",
+        "graphs": _text(row.num_graphs, "d"),
+        "queue ms": _text(row.queue_ms, ".0f"),
+        "items": _text(row.num_items, "d"),
+        "hit rate": _text(row.hit_rate, ".0%"),
+        "fill": _text(row.fill, ".0%"),
+        "cache": _text(row.cache_hit_rate, ".0%"),
+        "restarts": str(row.num_restarts),
+    }
+    return tuple(texts[name] for name in columns)
 
 
 def _text(value: float | None, form: str) -> str:
@@ -124,7 +139,7 @@ def status_json(status: PoolStatus, stats: PoolStats) -> dict[str, Any]:
     """For programs."""
     return {
         "name": status.name,
-        "model": status.model,
+        "models": _models(status),
         "started": status.started,
         "targets": dict(status.targets),
         "num_ready": status.num_ready,

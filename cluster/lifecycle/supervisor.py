@@ -127,9 +127,9 @@ class Supervisor:
         with self._lock:
             return PoolStatus(
                 name=self._config.name,
-                model=self._config.worker.encoder.model,
                 started=self._posts.started,
                 targets={name: team.target for name, team in self._teams.items()},
+                models={name: team.config.worker.encoder.model for name, team in self._teams.items()},
                 workers=tuple(post.status(self._posts.member(post)) for post in self._posts),
                 notes=tuple(self._posts.notes),
                 replanning=self._replanning.decisions(),

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from cluster.lifecycle.status_table import HEADER, RIGHT, Row, cells, graph_lines, headline, rows_of, status_table
+from cluster.lifecycle.status_table import RIGHT, Row, cells, columns_of, graph_lines, headline, rows_of, status_table
 from cluster.pool import EncoderPool
 
 COLOURS = {"ready": "green", "starting": "yellow", "restarting": "red", "lost": "red"}
@@ -29,7 +29,8 @@ def watch_pool(pool: EncoderPool, *, every_s: float, console: Console | None = N
             status, stats = pool.status(), pool.stats()
             rows, now_s = rows_of(status, stats), time.monotonic()
             rates = items_per_s(before, rows, now_s - before_s)
-            live.update(picture(headline(status), rows, rates, [*graph_lines(status), *status.notes]), refresh=True)
+            notes = [*graph_lines(status), *status.notes]
+            live.update(picture(headline(status), columns_of(status), rows, rates, notes), refresh=True)
             before, before_s = rows, now_s
             time.sleep(every_s)
 
@@ -45,13 +46,15 @@ def items_per_s(before: Sequence[Row], after: Sequence[Row], elapsed_s: float) -
     return rates
 
 
-def picture(title: str, rows: Sequence[Row], rates: Mapping[str, float], notes: Sequence[str]) -> Table:
+def picture(
+    title: str, columns: Sequence[str], rows: Sequence[Row], rates: Mapping[str, float], notes: Sequence[str]
+) -> Table:
     """One frame."""
     table = Table(title=f"{title}; {sum(rates.values()):.1f} items/s", title_justify="left", expand=True)
     table.caption, table.caption_justify = "\n".join(notes), "left"
-    for name in (*HEADER, "items/s"):
+    for name in (*columns, "items/s"):
         table.add_column(name, justify="right" if name in (*RIGHT, "items/s") else "left", no_wrap=True)
     for row in rows:
         rate = rates.get(row.worker)
-        table.add_row(*cells(row), "-" if rate is None else f"{rate:.1f}", style=COLOURS.get(row.state))
+        table.add_row(*cells(row, columns), "-" if rate is None else f"{rate:.1f}", style=COLOURS.get(row.state))
     return table

@@ -59,25 +59,32 @@ class Costs:
     source: str
 
 
-def plan_trace(trace: Path, encoder: EncoderConfig | None, *, num_workers: int, memory_gib: float, device: str) -> str:
+def plan_trace(
+    trace: Path, encoders: Sequence[EncoderConfig], *, num_workers: int, memory_gib: float, device: str
+) -> str:
     """Plan for what a trace has seen; the answer as text.
 
     Args:
-        encoder: the model and the layouts and budgets to choose from; None: the trace's own model with the default.
+        encoders: models, each with the layouts and budgets to choose from, of which the one in the trace is planned
+            for; none: the trace's own model with the default.
         device: whose default budgets are offered: "cuda" or "cpu".
 
     Raises:
         ConfigError: no trace, none of this model in it, several models and none named, or settings that cannot work.
     """
     models = read_models(trace)
-    if encoder is None:
-        if len(models) > 1:
-            raise ConfigError(f"{trace} has items of {', '.join(sorted(models))}; choose one with --model")
-        encoder = EncoderConfig(model=next(iter(models)))
-    adapter = load_adapter(encoder)
-    seen = models.get(adapter.encoder)
-    if seen is None:
-        raise ConfigError(f"{trace} has no items of {adapter.encoder}, only of {', '.join(sorted(models))}")
+    if not encoders and len(models) > 1:
+        raise ConfigError(f"{trace} has items of {', '.join(sorted(models))}; choose one with --model")
+    offered = [(one, load_adapter(one)) for one in encoders or [EncoderConfig(model=next(iter(models)))]]
+    found = [(one, adapter) for one, adapter in offered if adapter.encoder in models]
+    if not found:
+        names = " or ".join(adapter.encoder for _, adapter in offered)
+        raise ConfigError(f"{trace} has no items of {names}, only of {', '.join(sorted(models))}")
+    if len(found) > 1:
+        names = ", ".join(one.model for one, _ in found)
+        raise ConfigError(f"{trace} has items of several models of the configuration; choose one with --model: {names}")
+    ((encoder, adapter),) = found
+    seen = models[adapter.encoder]
     costs = costs_of(seen, adapter)
     keys = graph_keys(adapter, encoder, adapter.encoder, device)
     candidates = [candidate(key, adapter, costs) for key in keys]

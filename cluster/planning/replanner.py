@@ -156,8 +156,11 @@ class Replanner:
     def _look(self) -> None:
         self._next_look_s = self._now_s() + self._config.interval_s  # whatever comes of it
         traffic, reports = self._fleet.traffic(), self._fleet.reports()
-        if traffic is None or not reports:
+        if traffic is None or reports is None:
             self._rest("workers or the router did not answer")
+            return
+        if not reports:
+            self._rest("no worker is there")
             return
         ready = [report for report in reports if report.state is WorkerState.READY]
         if len(ready) < len(reports):

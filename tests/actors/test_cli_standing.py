@@ -98,9 +98,13 @@ def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
     told = json.loads(encpool("status", "--json").stdout)
     assert (told["name"], told["num_ready"], told["workers"][0]["worker"]) == ("photos", 1, "worker-0")
     assert [(one["note"], one["num_changes"]) for one in told["replanning"]] == [("not looked at yet", 0)]
-    config.write_text(config.read_text().replace("num_workers: 1", "num_workers: 400"))
+    config.write_text(
+        "groups:\n  - {name: a, num_workers: 399, worker: {encoder: {model: tiny-minicpmv-2.6}}}\n"
+        "  - {name: b, num_workers: 1, worker: {encoder: {model: tiny-siglip}}}\nworker: {device: cpu}\n"
+    )
     more = encpool("up", "--config", str(config), "--name", "more")
     assert more.returncode == 1
+    assert "starting 400 workers with tiny-minicpmv-2.6, tiny-siglip ..." in more.stderr
     assert "400 workers need 400 CPUs, the cluster has" in more.stderr
 
     with half_a_request(url, save_picture("late.png").read_bytes()) as request, ThreadPoolExecutor(1) as thread:

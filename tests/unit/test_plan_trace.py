@@ -140,3 +140,23 @@ def test_of_several_models_one_has_to_be_named(recorded: Recorder, capsys: pytes
     assert main(command) == 2
     assert "choose one with --model" in capsys.readouterr().err
     assert f"{MODEL}: 201 items" in planned(capsys, *command[1:], "--model", MODEL)
+
+
+def test_each_model_of_a_configuration_is_offered_its_own_layouts_and_budgets(
+    recorded: Recorder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, config, other = recorded(), tmp_path / "pool.yaml", "tiny-minicpmv-2.5"
+    config.write_text(
+        "groups:\n"
+        f"  - {{name: a, num_workers: 1, worker: {{encoder: {{model: {other}, token_budgets: [96]}}}}}}\n"
+        f"  - {{name: b, num_workers: 1, worker: {{encoder: {{model: {MODEL}, token_budgets: [128, 640]}}}}}}\n"
+    )
+    command = ["--trace", str(path), "--workers", "1", "--memory-gib", "1", "--config", str(config)]
+    assert "image[packed]/128,640\n" in planned(capsys, *command)  # the only one of them in the trace
+    assert "image[packed]/128,640\n" in planned(capsys, *command, "--model", MODEL)
+    recorded(model=other)
+    assert main(["plan", *command]) == 2
+    assert f"choose one with --model: {other}, {MODEL}" in capsys.readouterr().err
+    assert "image[packed]/96\n" in planned(capsys, *command, "--model", other)
+    assert main(["plan", *command, "--model", "tiny-siglip"]) == 2
+    assert f"no model 'tiny-siglip' in {config}; it has {other}, {MODEL}" in capsys.readouterr().err

@@ -167,6 +167,14 @@ def test_the_last_decision_says_what_was_done_and_when_it_looks_again() -> None:
     assert (decision.age_s, decision.next_look_s, decision.num_changes) == (20, 40, 2)
 
 
+def test_a_model_without_workers_is_told_from_workers_that_do_not_answer() -> None:
+    fleet = fleet_of()
+    made = replanner(fleet)
+    run(made, fleet, lambda: made.note == "no worker is there")
+    fleet.reports = lambda: None  # type: ignore[method-assign]
+    run(made, fleet, lambda: made.note == "workers or the router did not answer")
+
+
 def test_traffic_that_stays_as_it_is_changes_nothing_more() -> None:
     fleet = fleet_of([64, 128], [64, 128])
     made = replanner(fleet)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cluster.lifecycle.stats import PoolStats
 from cluster.lifecycle.status import PoolStatus, Stage, WorkerStatus
-from cluster.lifecycle.status_table import rows_of, status_json, status_table
+from cluster.lifecycle.status_table import columns_of, rows_of, status_json, status_table
 from cluster.lifecycle.top import items_per_s, picture
 from cluster.planning.replanner import Decision
 from cluster.routing.router import Router
@@ -38,9 +38,9 @@ def pool(*workers: WorkerStatus, num_items: int = 40) -> tuple[PoolStatus, PoolS
     )
     status = PoolStatus(
         name="photos",
-        model="tiny",
         started=True,
         targets={"worker": 2},
+        models={"worker": "tiny"},
         workers=workers,
         notes=("worker-9 is lost: its node is gone",),
         replanning=(Decision(model="tiny", note="too few items", age_s=3.2, next_look_s=296.8, num_changes=0),),
@@ -70,6 +70,21 @@ def test_with_several_models_each_line_on_graphs_names_its_own() -> None:
     assert "graphs of tiny, 3 s ago: too few items; next look in 297 s\ngraphs of other, 0 s ago: changing" in text
 
 
+def test_with_several_models_the_first_line_names_all_and_each_worker_its_own() -> None:
+    status, stats = pool(worker("worker-0"), replace(worker("other-0"), group="other"))
+    both = replace(status, targets={"worker": 1, "other": 1}, models={"worker": "tiny", "other": "small"})
+    lines = status_table(both, stats).splitlines()
+    assert lines[0] == "pool 'photos': tiny, small, 2 of 2 workers ready (1 worker + 1 other)"
+    assert [line.split()[:3] for line in lines[2:5]] == [
+        ["worker", "model", "state"], ["worker-0", "tiny", "ready"], ["other-0", "small", "ready"],
+    ]  # fmt: skip
+    told = status_json(both, stats)
+    assert (told["models"], [row["model"] for row in told["workers"]]) == (["tiny", "small"], ["tiny", "small"])
+    console = Console(file=io.StringIO(), width=160)
+    console.print(picture("pool", columns_of(both), rows_of(both, stats), {}, []))
+    assert "small" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_programs_read_the_same_as_json() -> None:
     told = json.loads(json.dumps(status_json(*pool(worker("worker-0"), worker("worker-1", Stage.STARTING)))))
     assert (told["name"], told["num_ready"], told["targets"]) == ("photos", 1, {"worker": 2})
@@ -81,11 +96,12 @@ def test_programs_read_the_same_as_json() -> None:
 
 
 def test_top_counts_items_a_second_of_workers_that_are_the_same_process() -> None:
-    before, after = rows_of(*pool(worker("worker-0"))), rows_of(*pool(worker("worker-0"), num_items=60))
+    status, stats = pool(worker("worker-0"), num_items=60)
+    before, after = rows_of(*pool(worker("worker-0"))), rows_of(status, stats)
     assert items_per_s(before, after, 2.0) == {"worker-0": 10.0}
     assert items_per_s([], after, 2.0) == {}
     console = Console(file=io.StringIO(), width=160)
-    console.print(picture("pool", after, {"worker-0": 10.0}, ["a note"]))
+    console.print(picture("pool", columns_of(status), after, {"worker-0": 10.0}, ["a note"]))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "pool; 10.0 items/s" in shown
     assert "a note" in shown
