@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from encoder.config import EncoderConfig
 
+_WHOLE = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+_LLAVA = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}  # where a config leaves them out
 _DEFAULTS = {"hidden_size": 1024, "image_size": 1024, "patch_size": 16}
 
 
@@ -41,9 +43,10 @@ class Pixtral:
         self.vision, self.config = vision_config(config, _DEFAULTS), config
         if self.vision.get("model_type") != "pixtral":
             raise ConfigError(f"{name}: a {config['model_type']} model is read with Pixtral's tower alone")
-        if config.get("vision_feature_layer", -1) != -1:
-            raise ConfigError(f"{name}: only features of the last layer are supported")
         self.kind = config["model_type"]
+        features = {**(_LLAVA if self.kind == "llava" else _WHOLE), **config}
+        if any(features[key] != value for key, value in _WHOLE.items()):
+            raise ConfigError(f"{name}: only features of the last layer, of all patches, are supported")
         self.patch_size = self.vision["patch_size"]
         self.merge = config.get("spatial_merge_size", 2) if self.kind == "mistral3" else 1
         self.hidden_size = text_width(config, name)

@@ -91,9 +91,18 @@ def vision_config(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     return {**defaults, **config.get("vision_config", config)}
 
 
+TEXT_WIDTHS = {
+    "deepseek_ocr2_text": 4096, "deepseek_v3": 7168, "gemma3_text": 2304, "gpt_oss": 2880, "lfm2": 2560,
+    "lfm2_moe": 2048, "llama": 4096, "llama4_text": 5120, "ministral3": 4096, "mistral": 4096, "qwen2": 4096,
+    "qwen3": 4096, "qwen3_5_text": 4096, "qwen3_moe": 2048,
+}  # fmt: skip
+"""What transformers' language models have where a config leaves the width out, as its version 4 left out defaults."""
+
+
 def text_width(config: Mapping[str, Any], name: str) -> int:
     """Width of the language model that the tokens are for."""
-    width = (config.get("text_config") or {}).get("hidden_size")
+    text = config.get("text_config") or {}
+    width = text.get("hidden_size", TEXT_WIDTHS.get(text.get("model_type", "")))
     if not isinstance(width, int):
         raise ConfigError(f"{name}: config.json has no text_config.hidden_size, the width of its tokens")
     return width

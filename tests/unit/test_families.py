@@ -21,6 +21,9 @@ from family_cases import CASES, Case, save_reference
 from PIL import Image
 
 from encoder.adapters.grids import GridAdapter
+from encoder.adapters.idefics3 import Idefics3
+from encoder.adapters.pixtral import Pixtral
+from encoder.adapters.processors import TEXT_WIDTHS
 from encoder.adapters.registry import FAMILIES, families, load_adapter, resolve_model
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
@@ -160,3 +163,18 @@ def test_views_of_one_size_are_refused() -> None:
     model = resolve_model("tiny-deepseek-ocr-2")
     with pytest.raises(ConfigError, match="one has 768 pixels, the other 1024"):
         model.family.make({**model.config, "preprocessor_config": {"tile_size": 1024}}, "it", EncoderConfig(model="it"))
+
+
+@pytest.mark.parametrize("kind", TEXT_WIDTHS)
+def test_widths_that_configs_leave_out_are_transformers_defaults(kind: str) -> None:
+    assert transformers.AutoConfig.for_model(kind).hidden_size == TEXT_WIDTHS[kind]
+    config = dict(resolve_model("tiny-idefics3").config) | {"text_config": {"model_type": kind}}
+    assert Idefics3(config, "it").hidden_size == TEXT_WIDTHS[kind]
+
+
+@pytest.mark.parametrize("left_out", ["vision_feature_layer", "vision_feature_select_strategy"])
+def test_a_llava_config_that_leaves_out_what_pixtral_needs_is_refused(left_out: str) -> None:
+    """Its defaults are those of CLIP: the last layer but one, without the first token."""
+    config = {key: value for key, value in resolve_model("tiny-pixtral").config.items() if key != left_out}
+    with pytest.raises(ConfigError, match="only features of the last layer, of all patches"):
+        Pixtral(config, "it")
