@@ -25,11 +25,10 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Undecoded:
-    """An admitted item that waits for a decoding thread."""
+class _InLine:
+    """What waits in the place of its item."""
 
     job: Job
-    decode: Callable[[], None]
 
     @property
     def priority(self) -> Priority:
@@ -41,20 +40,18 @@ class Undecoded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
+class Undecoded(_InLine):
+    """An admitted item that waits for a decoding thread."""
+
+    decode: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting(_InLine):
     """One segment in the queue."""
 
-    job: Job
     index: int  # among the segments of its item
     segment: Segment
-
-    @property
-    def priority(self) -> Priority:
-        return self.job.priority
-
-    @property
-    def rank_s(self) -> float:
-        return self.job.rank_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)

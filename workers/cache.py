@@ -111,13 +111,6 @@ class EmbeddingCache:
             self._used_bytes += num_bytes
             self._rank(key, entry)
 
-    def clear(self) -> None:
-        """Forget everything but the counts."""
-        with self._lock:
-            self._entries.clear()
-            self._ranks.clear()
-            self._used_bytes = 0
-
     def stats(self, *, joins: int = 0) -> CacheStats:
         """Counts and sizes; `joins` comes from who knows of items in progress, which were misses here."""
         with self._lock:

@@ -189,20 +189,25 @@ class GraphChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """A worker as others see it."""
+    """A worker as others see it. What has a default is known once it has loaded."""
 
     worker_id: str
     incarnation: str  # another one after each restart of the process
     state: WorkerState
     error: ErrorNote | None
-    device: str
-    gpu_uuid: str | None
     host: str
     pid: int
-    encoder: str
     model: str  # as the configuration names it
-    graphs: tuple[GraphView, ...]
-    eager_ms_per_patch: float  # predicted, for work that no graph here takes
+    max_queue_ms: float
+    max_queue_bytes: int
+    backlog_ms: float  # predicted work admitted and not finished
+    backlog_bytes: int  # what it came as, and the patches of it that wait
+    num_waiting: int  # segments decoded and not started
+    device: str = ""
+    gpu_uuid: str | None = None
+    encoder: str = ""
+    graphs: tuple[GraphView, ...] = ()
+    eager_ms_per_patch: float = 0.0  # predicted, for work that no graph here takes
     failed_graphs: tuple[tuple[GraphKey, str], ...] = ()  # that could not be captured at the start, and why
     eager_base_ms: float = 0.0  # of an eager run, beside that
     eager_measured: bool = True  # False: both are a guess, and what a graph holds is replayed whatever it takes
@@ -212,10 +217,5 @@ class WorkerReport:
     capture_ms: float = 0.0  # of a capture in traffic, on average; 0 before the first
     graph_change: GraphChange | None = None  # the latest one
     cost_error: float | None = None  # median |predicted - real| / real of the latest runs; None: too few
-    max_queue_ms: float
-    max_queue_bytes: int
-    backlog_ms: float  # predicted work admitted and not finished
-    backlog_bytes: int  # what it came as, and the patches of it that wait
-    num_waiting: int  # segments decoded and not started
-    stats: WorkerStats
+    stats: WorkerStats = field(default_factory=WorkerStats)
     cache_tokens: int = 0  # output rows that its cache has room for

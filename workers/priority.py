@@ -62,15 +62,10 @@ class Line(Generic[T]):
         """Queue behind its own kind."""
         self._queues[entry.priority].append(entry)
 
-    def head(self, among: Sequence[Priority] = tuple(Priority)) -> T | None:
-        """Whose turn it is, of these priorities."""
-        heads = [self._queues[priority][0] for priority in among if self._queues[priority]]
-        return min(heads, key=lambda entry: entry.rank_s) if heads else None
-
     def pop(self, among: Sequence[Priority] = tuple(Priority)) -> T | None:
-        """Take it out."""
-        head = self.head(among)
-        return None if head is None else self._queues[head.priority].popleft()
+        """Take out whose turn it is, of these priorities."""
+        queues = [self._queues[priority] for priority in among if self._queues[priority]]
+        return min(queues, key=lambda queue: queue[0].rank_s).popleft() if queues else None
 
     def put_back(self, entries: Sequence[T]) -> None:
         """Entries just taken, in the order they were: they keep their places."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
-from workers.metric_names import BY_NAME, METRICS, Metric
+from workers.metric_names import BY_NAME, METRICS
 from workers.samples import Distribution, Sample
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -38,12 +38,6 @@ def series(sample: Sample) -> Iterator[tuple[str, dict[str, str], float]]:
         yield f"{metric.name}_bucket", {**labels, "le": end}, count
     yield f"{metric.name}_sum", labels, sample.value.total
     yield f"{metric.name}_count", labels, sample.value.num_observations
-
-
-def series_names(metrics: Sequence[Metric] = METRICS) -> frozenset[str]:
-    """Every name that may be queried."""
-    endings = {"histogram": ("_bucket", "_sum", "_count")}
-    return frozenset(metric.name + end for metric in metrics for end in endings.get(metric.kind, ("",)))
 
 
 def _number(value: float) -> str:

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from workers.device import gpu_uuid, load_runner
 from workers.gpu_loop import GpuLoop
 from workers.intake import Intake
 from workers.job import Job
-from workers.messages import EncodeBatch, EncodeResult, ErrorNote, WorkerReport, WorkerState, WorkerStats
+from workers.messages import EncodeBatch, EncodeResult, ErrorNote, WorkerReport, WorkerState
 from workers.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -163,36 +164,43 @@ class EncoderWorker:
 
     def report(self) -> WorkerReport:
         """How it stands; answers at once, whatever the GPU does."""
-        gpu = self._gpu
-        return WorkerReport(
+        report = WorkerReport(
             worker_id=self.worker_id,
             incarnation=self.incarnation,
             state=self._state,
             error=self._error,
-            device="" if gpu is None else str(gpu.runner.device),
-            gpu_uuid=None if gpu is None else gpu_uuid(gpu.runner.device),
             host=socket.gethostname(),
             pid=os.getpid(),
-            encoder="" if gpu is None else gpu.runner.encoder_id,
             model=self.config.encoder.model,
-            graphs=() if gpu is None else gpu.graphs,
-            eager_ms_per_patch=0.0 if gpu is None else gpu.holdings.eager.ms_per_patch,
-            eager_base_ms=0.0 if gpu is None else gpu.holdings.eager.base_ms,
-            eager_measured=gpu is not None and gpu.holdings.eager.measured,
-            known_graphs=() if gpu is None else gpu.holdings.known,
-            graph_bytes=0 if gpu is None else gpu.holdings.used_bytes,
-            graph_limit_bytes=0 if gpu is None else gpu.holdings.limit_bytes,
-            capture_ms=0.0 if gpu is None else gpu.changer.capture_ms(),
-            failed_graphs=() if gpu is None else gpu.failed_graphs,
-            graph_change=None if gpu is None else gpu.changer.last,
-            cost_error=None if gpu is None else gpu.runner.cost_error,
             max_queue_ms=self.config.max_queue_ms,
             max_queue_bytes=self.config.max_queue_bytes,
             backlog_ms=self._batcher.backlog_ms,
             backlog_bytes=self._batcher.backlog_bytes,
             num_waiting=self._batcher.num_waiting,
-            stats=WorkerStats() if gpu is None else self._counts.stats(gpu, self._intake.cache_stats()),
-            cache_tokens=0 if gpu is None else self.config.cache_bytes // row_bytes(gpu.runner),
+            eager_measured=False,
+        )
+        gpu = self._gpu
+        if gpu is None:
+            return report
+        holdings = gpu.holdings
+        return replace(
+            report,
+            device=str(gpu.runner.device),
+            gpu_uuid=gpu_uuid(gpu.runner.device),
+            encoder=gpu.runner.encoder_id,
+            graphs=holdings.graphs,
+            eager_ms_per_patch=holdings.eager.ms_per_patch,
+            eager_base_ms=holdings.eager.base_ms,
+            eager_measured=holdings.eager.measured,
+            known_graphs=holdings.known,
+            graph_bytes=holdings.used_bytes,
+            graph_limit_bytes=holdings.limit_bytes,
+            capture_ms=gpu.changer.capture_ms(),
+            failed_graphs=gpu.failed_graphs,
+            graph_change=gpu.changer.last,
+            cost_error=gpu.runner.cost_error,
+            stats=self._counts.stats(gpu, self._intake.cache_stats()),
+            cache_tokens=self.config.cache_bytes // row_bytes(gpu.runner),
         )
 
     def drain(self, timeout_s: float) -> bool:

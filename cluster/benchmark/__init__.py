@@ -1,1 +1,1 @@
-"""What `encpool bench router` measures. Workers are simulated; no GPU."""
+"""What `encpool bench` measures of a pool: its router, workers, gateway, and itself beside the bare engine."""

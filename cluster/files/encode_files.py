@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +18,7 @@ from cluster.files.sources import Source
 from cluster.gateway.wire import ItemAnswer
 from cluster.http_client import HttpClient, error_of
 from cluster.interrupts import sigterm_as_interrupt
+from cluster.lifecycle.stats import PoolStats
 from cluster.pool import EncoderPool
 from cluster.streams.outcomes import Embedding, Outcome
 from encoder.types import ItemShape
@@ -60,25 +61,9 @@ def encode_files(
     if isinstance(pool, PoolConfig):
         names = ", ".join(models)
         print(f"encpool: starting {num} worker{'s' * (num != 1)} with {names} ...", file=sys.stderr, flush=True)
-    metadata = {"format": "pt", "model": model or models[0], "encpool": _version()}
-    with (
-        EncoderPool.start(pool) if isinstance(pool, PoolConfig) else pool as pool,
-        sigterm_as_interrupt(),
-        OutputWriter(out, metadata=metadata) as output,
-        EncodeProgress(len(sources), pool.stats) as progress,
-    ):
+    with EncoderPool.start(pool) if isinstance(pool, PoolConfig) else pool as pool:
         outcomes = pool.encode_many((source.path for source in sources), model=model)
-        for source, outcome in zip(sources, outcomes, strict=True):
-            output.write(source, outcome)
-            progress.advance(None if outcome.error is None else _naming(source.path, str(outcome.error)))
-        elapsed_s, rates = progress.elapsed_s, progress.rates()
-    return RunSummary(
-        num_items=progress.num_done,
-        num_failed=progress.num_failed,
-        num_parts=output.num_parts,
-        elapsed_s=elapsed_s,
-        rates=rates,
-    )
+        return _write(sources, outcomes, out, model or models[0], pool.stats)
 
 
 def encode_files_over_http(
@@ -90,15 +75,26 @@ def encode_files_over_http(
     gateway does not want us.
     """
     check_directory(out, overwrite=overwrite)
+    answers = client.encode_many(source.path for source in sources)
+    outcomes = (_outcome(source.path, answer) for source, answer in zip(sources, answers, strict=True))
+    return _write(sources, outcomes, out, model)
+
+
+def _write(
+    sources: Sequence[Source],
+    outcomes: Iterable[Outcome],
+    out: Path,
+    model: str,
+    stats: Callable[[], PoolStats] | None = None,
+) -> RunSummary:
+    """Write what becomes of each source, and show how far it is."""
     metadata = {"format": "pt", "model": model, "encpool": _version()}
     with (
         sigterm_as_interrupt(),
         OutputWriter(out, metadata=metadata) as output,
-        EncodeProgress(len(sources)) as progress,
+        EncodeProgress(len(sources), stats) as progress,
     ):
-        answers = client.encode_many(source.path for source in sources)
-        for source, answer in zip(sources, answers, strict=True):
-            outcome = _outcome(source.path, answer)
+        for source, outcome in zip(sources, outcomes, strict=True):
             output.write(source, outcome)
             progress.advance(None if outcome.error is None else _naming(source.path, str(outcome.error)))
         elapsed_s, rates = progress.elapsed_s, progress.rates()

@@ -11,7 +11,7 @@ Tokens are rows in C order, little-endian; bfloat16 as the 2-byte words it is ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -131,8 +131,3 @@ def numbers_of(found: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
         return (found.astype(np.uint32) << 16).view(np.float32)
     return found.astype(np.float32, copy=False)
-
-
-def join(pieces: Iterable[Encoded]) -> bytes:
-    """Pieces as one body."""
-    return b"".join(pieces)

@@ -114,9 +114,7 @@ class AsyncHttpClient:
     async def stream(self, sources: Iterable[Source]) -> AsyncGenerator[ItemAnswer]:
         """Answers of one request as its items end, in any order, each with its `index`. Nothing is asked again."""
         items = [await load(source) for source in sources]
-        bad = [ItemAnswer(index=n, status=422, error="BadMediaError", message=str(item.error))
-               for n, item in enumerate(items) if item.error]  # fmt: skip
-        for answer in bad:
+        for answer in _unreadable(items):
             yield answer
         places = [index for index, item in enumerate(items) if item.error is None]
         if not places:
@@ -157,11 +155,7 @@ class AsyncHttpClient:
 
     async def _ask(self, items: Sequence[RequestItem]) -> list[ItemAnswer]:
         """An answer for each item, in order; those put off are asked again while patience lasts."""
-        answers: dict[int, ItemAnswer] = {
-            index: ItemAnswer(index=index, status=422, error="BadMediaError", message=str(item.error))
-            for index, item in enumerate(items)
-            if item.error is not None
-        }
+        answers = {answer.index: answer for answer in _unreadable(items)}
         started_s = time.monotonic()
         until_s = started_s + self._patience_s
         wait_s = FIRST_WAIT_S
@@ -233,6 +227,15 @@ class AsyncHttpClient:
                 read_bufsize=2**20,
             )
         return self._session
+
+
+def _unreadable(items: Sequence[RequestItem]) -> list[ItemAnswer]:
+    """Answers to the items that there is nothing of to send."""
+    return [
+        ItemAnswer(index=index, status=422, error="BadMediaError", message=str(item.error))
+        for index, item in enumerate(items)
+        if item.error is not None
+    ]
 
 
 def _checked(url: str) -> str:

@@ -118,7 +118,7 @@ class Posts:
                 self._to(post, Stage.READY)
                 post.was_ready = True
                 post.error = None
-            elif post.stage is Stage.READY and (member is None or member.state is not WorkerState.READY):
+            elif post.stage is Stage.READY:
                 self._to(post, Stage.AWAY)
 
     def _see_crowds(self) -> None:

@@ -20,7 +20,7 @@ from cluster.cli import main
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.item_maps import msgpack_answer
 from cluster.gateway.threaded import GatewayThread
-from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens, join
+from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens
 from cluster.http_client import AsyncHttpClient, HttpClient, error_of
 from encoder.errors import BadMediaError, DeadlineError, PoolError, PoolSaturatedError, UnauthorizedError
 
@@ -100,10 +100,10 @@ class Moody(BaseHTTPRequestHandler):
         if mood == "well":
             tokens = ItemTokens(dtype="float32", shape=(1, 2), data=np.ones(2, "<f4").tobytes(), grids=((1, 1, 1),))
             well = ItemAnswer(index=0, status=200, tokens=tokens)
-            body, kind, status = join(msgpack_answer("m", [well])), MSGPACK, 200
+            body, kind, status = b"".join(msgpack_answer("m", [well])), MSGPACK, 200
         elif mood == "item full":
             late = ItemAnswer(index=0, status=429, error="PoolSaturatedError", message="full")
-            body, kind, status = join(msgpack_answer("m", [late])), MSGPACK, 429
+            body, kind, status = b"".join(msgpack_answer("m", [late])), MSGPACK, 429
         else:
             error = {"error": {"type": "PoolSaturatedError", "message": "full"}}
             body, kind, status = json.dumps(error).encode(), "application/json", int(mood)

@@ -16,7 +16,7 @@ from yarl import URL
 
 from cluster.gateway.answers import SlowReader, send_stream, send_whole
 from cluster.gateway.item_maps import json_answer, json_item, msgpack_answer
-from cluster.gateway.wire import ItemAnswer, ItemTokens, join
+from cluster.gateway.wire import ItemAnswer, ItemTokens
 
 Send = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -104,8 +104,8 @@ def test_a_large_item_is_never_in_memory_as_text(dtype: str, encoding: str) -> N
 @pytest.mark.parametrize("encoding", ["float", "base64"])
 @pytest.mark.parametrize("shape", [(0, 4), (1, 1), (3, 5000), (5000, 3), (1, 70_000)])
 def test_pieces_are_one_value(shape: tuple[int, int], encoding: str) -> None:
-    value = json.loads(join(json_answer("m", [answer(*shape), answer(*shape)], encoding)))
-    alone = json.loads(join(json_item(answer(*shape), encoding)))
+    value = json.loads(b"".join(json_answer("m", [answer(*shape), answer(*shape)], encoding)))
+    alone = json.loads(b"".join(json_item(answer(*shape), encoding)))
     assert value["items"] == [alone, alone]
     assert (alone["shape"], alone["status"]) == (list(shape), 200)
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -22,9 +22,9 @@ from encoder.graph_use import GraphUse
 from encoder.types import ItemShape
 from workers.config import WorkerConfig
 from workers.messages import WorkerState, WorkerStats
-from workers.metric_names import BY_NAME, METRICS, STAGES
+from workers.metric_names import BY_NAME, METRICS, STAGES, Metric
 from workers.metrics import Meter, samples_of
-from workers.prometheus import render, series, series_names
+from workers.prometheus import render, series
 from workers.ray_metrics import RayExporter
 from workers.samples import Distribution, Sample
 from workers.worker import EncoderWorker
@@ -228,6 +228,12 @@ def test_the_dashboard_is_the_one_in_the_code() -> None:
     assert json.loads(DASHBOARD.read_text()) == dashboard(), (
         "run: python -m cluster.dashboard > configs/grafana-dashboard.json"
     )
+
+
+def series_names(metrics: Sequence[Metric] = METRICS) -> frozenset[str]:
+    """Every name that may be queried."""
+    endings = {"histogram": ("_bucket", "_sum", "_count")}
+    return frozenset(metric.name + end for metric in metrics for end in endings.get(metric.kind, ("",)))
 
 
 def test_the_dashboard_asks_for_names_of_the_list_alone() -> None:
