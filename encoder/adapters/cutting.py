@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from encoder.adapters.tile_kind import Size
+from encoder.pixels import pixels_of
 
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom, as Pillow has them."""
@@ -50,7 +51,7 @@ def cut_out(image: Image.Image, tiles: Sequence[Tile], resample: Image.Resamplin
             resized = image.crop(tile.box) if tile.box else image
             for size in tile.resized:
                 resized = resized.resize(size, resample)
-            pictures[source] = np.asarray(resized)
+            pictures[source] = pixels_of(resized)
         cuts.append(_cut(pictures[source], tile))
     return cuts
 

@@ -22,6 +22,7 @@ from encoder.adapters.layouts import packed_rows
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.minicpmv_frames import MAX_GROUP, USUAL_GROUP, FrameGroups, choose_frames, choose_groups
 from encoder.adapters.packed import fill_offsets
+from encoder.pixels import pixels_of
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class MiniCPMVideo(MiniCPMV):
         size, groups = self._frame_size(video.header), self._groups(video.header)
         frames = video.frames(groups.numbers)
         for times in groups.times:
-            group = [np.asarray(next(frames).resize(size, Image.Resampling.BICUBIC)) for _ in times]
+            group = [pixels_of(next(frames).resize(size, Image.Resampling.BICUBIC)) for _ in times]
             yield self._segment(group, times if self.timed else ())
 
     # Graphs

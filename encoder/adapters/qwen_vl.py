@@ -25,6 +25,7 @@ from encoder.adapters.qwen_vl_inputs import fill_inputs, input_specs
 from encoder.adapters.qwen_vl_video import frame_size, sampled_frames
 from encoder.adapters.qwen_vl_weights import qwen_weight_shapes
 from encoder.adapters.stock_families import Pixels
+from encoder.pixels import pixels_of
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class QwenVL:
             yield self._segment(pictures + pictures[-1:] * (self.sizes.temporal_patch_size - len(pictures)))
 
     def _resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
-        return np.asarray(image.resize(size, Image.Resampling.BICUBIC))
+        return pixels_of(image.resize(size, Image.Resampling.BICUBIC))
 
     def _segment(self, pictures: Sequence[np.ndarray]) -> Segment:
         """Cut `[height, width, 3]` into patch rows in the order of the run, each (frame, y, x, channel)."""
