@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 GATHER_S = 0.005  # how long a report waits for more settled leases to carry
 ROUTER_TIMEOUT_S = 10.0
 START_RETRY_S = 10.0  # until a worker that could not start tries again
+SWITCH_INTERVAL_S = 0.001
 
 
 class EncoderWorkerActor:
@@ -46,6 +48,8 @@ class EncoderWorkerActor:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
             # Threads that wait by spinning take the core that another worker computes on: measured 9 times slower.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # Decoding threads would keep the GPU's from Python's lock for 5 ms at a time.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         import torch  # not at the top: Ray imports this module before the line above
 
         from workers.worker import EncoderWorker
