@@ -46,7 +46,7 @@ def read_config(snapshot: Path) -> dict[str, Any]:
 def _read_json(snapshot: Path, name: str) -> dict[str, Any]:
     try:
         config = json.loads((snapshot / name).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # RecursionError: brackets in brackets without end
         raise ConfigError(f"{snapshot}: no readable {name}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{snapshot}/{name} is no JSON object")

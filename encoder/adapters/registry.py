@@ -71,12 +71,20 @@ class Model:
     snapshot: Path | None  # where its weights are; None: seeded random
 
     def adapter(self, config: EncoderConfig) -> EncoderAdapter:
-        """Its torch-free adapter. Raises ConfigError for what the family can't do."""
+        """Its torch-free adapter. Raises ConfigError for what the family can't do, or where a checkpoint says nonsense."""
         outputs = self.family.outputs
         if config.output not in outputs:
             raise ConfigError(f"{self.name} has no output {config.output!r}; it has {', '.join(outputs)}")
         name = self.name if config.output == "patches" else f"{self.name}:{config.output}"
-        return self.family.make(self.config, name, config)
+        try:
+            return self.family.make(self.config, name, config)
+        except Exception as error:  # others' files: arithmetic on what they say breaks in whatever way
+            if self.snapshot is None or isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"{self.snapshot}: its config.json, or a processor's file beside it, says what no model of this kind "
+                f"can be: {type(error).__name__}: {error}"
+            ) from error
 
 
 def families() -> dict[str, Family]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from encoder.adapters.base import EncoderModel
 from encoder.adapters.stock_families import StockFamily
+from encoder.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -22,10 +23,16 @@ class StockAdapter:
     _config: dict[str, Any]
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Released names and shapes of the vision part."""
+        """Released names and shapes of the vision part. Raises ConfigError for sizes that the modules cannot have."""
         from encoder.towers.stock import weight_shapes
 
-        return weight_shapes(self.family)
+        try:
+            return weight_shapes(self.family)
+        except Exception as error:  # transformers checks what a config says in many ways, or not at all
+            raise ConfigError(
+                f"{self.encoder}: transformers cannot make its modules from what config.json says: "
+                f"{type(error).__name__}: {' '.join(str(error).split())}"
+            ) from error
 
     def checkpoint_config(self) -> dict[str, Any]:
         """The config it was made from."""

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from encoder import weights
-from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.adapters.registry import families, load_adapter, resolve_model
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError, WeightsError
@@ -98,7 +98,50 @@ def test_missing_and_misshapen_tensors_are_named(snapshot: Path, shapes: dict[st
         load_tensors(snapshot, wider)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "garbage", "no_index", "bad_index"])
+@pytest.mark.parametrize(
+    ("dtype", "said"), [(torch.int8, "int8"), (torch.float8_e4m3fn, "float8_e4m3fn"), (torch.complex64, "complex64")]
+)
+def test_quantised_tensors_are_refused_instead_of_taken_as_they_stand(
+    snapshot: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, said: str
+) -> None:
+    shard = next(snapshot.glob("*.safetensors"))
+    tensors = load_file(shard)
+    save_file(tensors | {"resampler.proj": tensors["resampler.proj"].to(dtype)}, shard)
+    with pytest.raises(WeightsError, match=rf"1 tensors are quantised: resampler\.proj is {said}; take a checkpoint"):
+        load_tensors(snapshot, shapes)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_none_is_found_where_no_probe_would_meet_it(
+    snapshot: Path, shapes: dict[str, tuple[int, ...]], number: float
+) -> None:
+    shard = next(snapshot.glob("*.safetensors"))
+    tensors = load_file(shard)
+    tensors["vpm.embeddings.position_embedding.weight"][-1, -1] = number  # of pictures larger than any probe
+    save_file(tensors, shard)
+    with pytest.raises(WeightsError, match=r"1 tensors hold NaN or infinity: vpm\.embeddings\.position_embedding"):
+        load_tensors(snapshot, shapes)
+
+
+@pytest.mark.parametrize("preset", [name for family in families().values() for name in list(family.presets)[:1]])
+def test_a_checkpoint_that_says_nonsense_is_a_config_error(tmp_path: Path, preset: str) -> None:
+    config = dict(resolve_model(preset).config)
+    nonsense: list[dict[str, object]] = [
+        config | {"vision_config": [1, 2, 3]},
+        config | {"preprocessor_config": {"size": "large", "image_mean": 0.5, "min_pixels": "few"}},
+        {key: value if isinstance(value, str) else {"hidden_size": "wide"} for key, value in config.items()},
+    ]
+    refused = []
+    for number, said in enumerate(nonsense):
+        write_snapshot(tmp_path / str(number), said, {}, torch.float32)
+        try:
+            load_adapter(EncoderConfig(model=str(tmp_path / str(number)))).weight_shapes()
+        except ConfigError as error:
+            refused.append(str(error))
+    assert refused
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "no_index", "bad_index", "odd_index", "deep_index"])
 def test_damaged_checkpoints_are_typed_errors(snapshot: Path, shapes: dict[str, tuple[int, ...]], damage: str) -> None:
     shard = next(snapshot.glob("*.safetensors"))
     if damage == "truncate":
@@ -107,6 +150,10 @@ def test_damaged_checkpoints_are_typed_errors(snapshot: Path, shapes: dict[str, 
         shard.write_bytes(b"not a checkpoint at all")
     elif damage == "no_index":
         (snapshot / INDEX).unlink()
+    elif damage == "odd_index":
+        (snapshot / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(shapes, 3)}))
+    elif damage == "deep_index":
+        (snapshot / INDEX).write_text("[" * 100_000)
     else:
         (snapshot / INDEX).write_text("{")
     with pytest.raises(WeightsError, match=str(snapshot)):
@@ -125,6 +172,7 @@ def test_random_weights_depend_on_name_and_seed_alone(shapes: dict[str, tuple[in
         ({"model_type": "whisper"}, "model_type 'whisper' has no adapter; these have: .*minicpmv"),
         ({"model_type": "minicpmv", "version": 2.0}, "MiniCPM-V 2.0 is not supported"),
         ({"model_type": "minicpmv", "version": 2.6}, "lacks 'vision_config'"),
+        ({"model_type": ["minicpmv"]}, "model_type \\['minicpmv'\\] has no adapter"),
     ],
 )
 def test_checkpoints_of_other_models_are_refused(tmp_path: Path, config: dict[str, object], message: str) -> None:
