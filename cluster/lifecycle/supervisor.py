@@ -98,8 +98,9 @@ class Supervisor:
         with self._lock:
             team = self._team(group)
             least, most = team.limits(is_alone=len(self._teams) == 1)
-            if not least <= num_workers <= most:
-                raise ConfigError(f"{team.config.name} may have {least} to {most} workers, got {num_workers}")
+            # A number of another kind would break every tick from now on, and nobody would look after the workers.
+            if not isinstance(num_workers, int) or not least <= num_workers <= most:
+                raise ConfigError(f"{team.config.name} may have {least} to {most} workers, got {num_workers!r}")
             self._check(team, num_workers)
             logger.info("%s: %d workers wanted instead of %d", team.config.name, num_workers, team.target)
             team.target = num_workers

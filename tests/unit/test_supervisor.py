@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from fakes import Clock, fake_adapter, report, tiny_config
@@ -386,6 +387,15 @@ def test_what_cannot_be_is_refused() -> None:
         stage.supervisor.drain("worker-9")
     with pytest.raises(WorkerStartError, match="300 workers need 150 CPUs, the cluster has 100"):
         stage.supervisor.scale(300)
+    assert stage.supervisor.status().targets == {"worker": 2}
+
+
+@pytest.mark.parametrize("number", [1.5, float("nan"), "2", None, [2]])
+def test_what_is_no_number_of_workers_is_refused_and_the_pool_is_looked_after_as_before(number: Any) -> None:
+    stage = Scene().started()
+    with pytest.raises(ConfigError, match="worker may have 1 to 4096 workers, got"):
+        stage.supervisor.scale(number)
+    stage.ticks(1)
     assert stage.supervisor.status().targets == {"worker": 2}
 
 
