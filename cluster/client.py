@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 
 from cluster.config import PoolConfig
 from cluster.planning.traces import TraceRecord, TraceWriter
+from cluster.streams.options import read_scope, read_timeout
 from cluster.streams.ordered import encode_in_order
 from cluster.streams.outcomes import Embedding, Outcome
 from cluster.streams.session import Session
@@ -58,10 +59,20 @@ class Client(Session):
                 workers says.
             scope: whose they are: the workers' caches answer them only with what came under the same name. None: they
                 are encoded anew, and not kept.
+
+        Raises:
+            ConfigError: a timeout, priority or scope that is none.
+            PoolClosedError: the pool is closed, or was while items were under way.
         """
         if self.closed:
             raise PoolClosedError("the pool is closed")
-        outcomes = encode_in_order(self, sources, timeout_s=timeout_s, priority=read_priority(priority), scope=scope)
+        outcomes = encode_in_order(
+            self,
+            sources,
+            timeout_s=read_timeout(timeout_s),
+            priority=read_priority(priority),
+            scope=read_scope(scope),
+        )
         yield from self._traced(outcomes)
 
     def _traced(self, outcomes: Generator[Outcome, None, None]) -> Generator[Outcome, None, None]:

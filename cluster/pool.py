@@ -177,7 +177,7 @@ class EncoderPool:
         """What encodes with this model. Raises ConfigError for one that the pool has not, or None if it has several."""
         if model is None and len(self._clients) == 1:
             return self.client
-        if model in self._clients:
+        if isinstance(model, str) and model in self._clients:
             return self._clients[model]
         named = "it has several models" if model is None else f"no model {model!r} in this pool"
         raise ConfigError(f"{named}; choose one of {', '.join(self._clients)}")

@@ -56,7 +56,8 @@ class _Ordered:
         while True:
             self._read()
             more = self._has_room()
-            self.stream.step(more=more, wait=not more and self._next_out not in self._done)
+            awaited = self._next_out < self._num_read and self._next_out not in self._done
+            self.stream.step(more=more, wait=awaited and not more)
             for _ in range(self._config.items_per_call):  # then the workers want to be looked after again
                 outcome = self._done.pop(self._next_out, None)
                 if outcome is None:

@@ -13,6 +13,7 @@ import numpy as np
 from cluster.config import PoolConfig
 from cluster.routing.leases import Lease, LeaseRequest, Refusal, pack, unpack
 from cluster.streams.presence import Presence
+from cluster.streams.slabs import IDLE_S
 from cluster.streams.sources import Source, read_source
 from cluster.streams.transport import Transport
 from cluster.streams.trials import Trials
@@ -53,7 +54,9 @@ class Session:
         self.client_id = uuid.uuid4().hex
         self.trials = Trials(quarantine_s=config.quarantine_s, tell=transport.quarantine)
         self.presence = Presence(
-            lambda: transport.hello(self.client_id), interval_s=config.client_timeout_s / HELLOS_PER_TIMEOUT
+            lambda: transport.hello(self.client_id),
+            interval_s=config.client_timeout_s / HELLOS_PER_TIMEOUT,
+            linger_s=2 * IDLE_S,
         )
 
     def of(self, worker: WorkerConfig, adapter: EncoderAdapter) -> Self:

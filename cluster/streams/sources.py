@@ -16,9 +16,9 @@ def read_source(source: Source, max_bytes: int) -> bytes:
     """The encoded bytes of a path, or those given. A file over the limit is refused unread."""
     if isinstance(source, bytes):
         return source
-    if isinstance(source, bytearray | memoryview):
-        return bytes(source)
     try:
+        if isinstance(source, bytearray | memoryview):
+            return bytes(source)
         path = Path(source)
         status = path.stat()
         if not S_ISREG(status.st_mode):  # a pipe or a device may have no end
@@ -33,6 +33,6 @@ def read_source(source: Source, max_bytes: int) -> bytes:
         raise
     except TypeError as error:
         raise BadMediaError(f"a source is a path or a file's bytes, got {kind_of(source)}") from error
-    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte, a memoryview that was released
         reason = getattr(error, "strerror", None) or str(error)
         raise BadMediaError(f"{source} cannot be read: {reason}") from error

@@ -251,7 +251,7 @@ class RayTransport:
     def hello(self, client: str) -> None:
         with self.gate:
             self._router.hello.remote(client)
-        self._slabs.trim()  # hellos come as long as calls may, and once more
+        self._slabs.trim()  # hellos come until slabs of the last call are idle
 
     def quarantine(self, left_s: dict[bytes, float]) -> None:
         with self.gate:

@@ -71,7 +71,7 @@ class Model:
     snapshot: Path | None  # where its weights are; None: seeded random
 
     def adapter(self, config: EncoderConfig) -> EncoderAdapter:
-        """Its torch-free adapter. Raises ConfigError for what the family can't do, or where a checkpoint says nonsense."""
+        """Its torch-free adapter. Raises ConfigError for what the family can't do, or a checkpoint says amiss."""
         outputs = self.family.outputs
         if config.output not in outputs:
             raise ConfigError(f"{self.name} has no output {config.output!r}; it has {', '.join(outputs)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -183,6 +184,22 @@ def test_a_hello_that_fails_is_said_again() -> None:
     presence.begin()
     assert said.acquire(timeout=10)
     presence.end()
+
+
+def test_hello_is_said_until_what_the_last_stream_left_is_idle() -> None:
+    """With it a client closes the memory that nobody needs any more."""
+    said_s: list[float] = []
+    presence = Presence(lambda: said_s.append(time.monotonic()), interval_s=0.01, linger_s=0.2)
+    presence.begin()
+    thread = presence._thread
+    presence.end()
+    time.sleep(0.1)
+    presence.begin()  # and closes at once, between two looks
+    presence.end()
+    ended_s = time.monotonic()
+    assert thread is not None
+    thread.join(10)
+    assert said_s[-1] - ended_s > 0.19
 
 
 def test_nobody_says_hello_to_a_closed_pool() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cluster.planning.traces import read_trace
 from cluster.routing.leases import Answer, Ask, Lease, LeaseRequest
+from cluster.streams import stream as stream_module
 from cluster.streams.items import Item
 from cluster.streams.outcomes import Outcome
 from cluster.streams.sources import Source
@@ -82,9 +83,11 @@ def test_a_bad_source_is_an_outcome_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.timeout(20)
 def test_what_is_neither_a_file_nor_bytes_is_an_outcome_too(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")  # nobody ever writes to it
-    sources: list[Any] = [PICTURES[0], None, 5, tmp_path / "pipe.png", "/dev/zero", "a\0b", PICTURES[1]]
+    released = memoryview(PICTURES[0])
+    released.release()
+    sources: list[Any] = [PICTURES[0], None, 5, tmp_path / "pipe.png", "/dev/zero", "a\0b", released, PICTURES[1]]
     outcomes = list(client(FakePool()).encode_many(sources))
-    assert [type(outcome.error) for outcome in outcomes] == [type(None), *[BadMediaError] * 5, type(None)]
+    assert [type(outcome.error) for outcome in outcomes] == [type(None), *[BadMediaError] * 6, type(None)]
     assert "a source is a path or a file's bytes, got nothing" in str(outcomes[1].error)
     assert "got an int" in str(outcomes[2].error)
 
@@ -92,6 +95,38 @@ def test_what_is_neither_a_file_nor_bytes_is_an_outcome_too(tmp_path: Path) -> N
 def test_a_priority_that_there_is_not_is_refused_by_the_names_of_those_there_are() -> None:
     with pytest.raises(ConfigError, match="no priority 'high': it is 'interactive' or 'batch'"):
         client(FakePool()).encode(PICTURES[0], priority="high")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout_s": "5"}, "timeout_s is a number of seconds or None, got a str '5'"),
+        ({"timeout_s": float("nan")}, "timeout_s is a number of seconds or None, got a float nan"),
+        ({"timeout_s": 10**400}, "timeout_s is a number of seconds or None, got an int 10"),
+        ({"scope": 5}, "a scope is a name or None, got an int"),
+        ({"scope": "\ud800"}, "is no text: surrogates not allowed"),
+    ],
+)
+def test_options_that_are_none_are_refused_before_anything_is_read(options: dict[str, Any], message: str) -> None:
+    sources = iter(PICTURES[:2])
+    with pytest.raises(ConfigError, match=message):
+        next(client(FakePool()).encode_many(sources, **options))
+    assert len(list(sources)) == 2
+    assert client(FakePool()).encode(PICTURES[0], timeout_s=float("inf")).shape
+
+
+@pytest.mark.timeout(20)
+def test_nothing_is_waited_for_where_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "LONGEST_WAIT_S", 60.0)
+
+    def broken() -> Iterator[bytes]:
+        raise LookupError("no first picture")
+        yield b""
+
+    assert list(client(FakePool()).encode_many([])) == []
+    assert [type(outcome.error) for outcome in client(FakePool()).encode_many([b"no picture"])] == [BadMediaError]
+    with pytest.raises(LookupError, match="no first picture"):
+        list(client(FakePool()).encode_many(broken()))
 
 
 def test_what_was_read_before_the_sources_raised_comes_out_first() -> None:
