@@ -125,6 +125,34 @@ def test_an_item_that_is_cancelled_on_its_way_to_the_door_takes_no_room() -> Non
     assert (batcher.num_admitted, batcher.backlog_ms, batcher.backlog_bytes) == (0, 0, 0)
 
 
+def test_a_cancelled_item_is_not_decoded() -> None:
+    batcher = make_batcher()
+    gone, other = admitted(batcher), admitted(batcher)
+    decoded: list[Job] = []
+    for job in (gone, other):
+        batcher.decode_later(job, lambda job=job: decoded.append(job))  # type: ignore[misc]
+    gone.fail(EncodeError("its caller cancelled it"))
+    decode_next(batcher)
+    assert decoded == [other]
+
+
+def test_what_is_dropped_at_dequeue_makes_room_for_decoding() -> None:
+    batcher = make_batcher(max_ready_patches=10)
+    gone, other = admitted(batcher), admitted(batcher)
+    batcher.push(gone, segments(2))
+    batcher.decode_later(other, lambda: batcher.push(other, segments(1)))
+    thread = threading.Thread(target=decode_next, args=(batcher,), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive(), "20 patches wait where 10 may"
+    gone.fail(EncodeError("its caller cancelled it"))
+    assert batcher.take(oldest(9), wait_s=0) is None
+    thread.join(5)
+    assert not thread.is_alive()
+    run(batcher.take(oldest(9), wait_s=0))
+    assert other.settled
+
+
 def test_a_closed_queue_admits_nothing_and_finishes_what_it_has() -> None:
     batcher = make_batcher()
     job = admitted(batcher)

@@ -229,6 +229,15 @@ def test_a_queue_is_bounded_in_bytes_as_it_came_and_as_patches() -> None:
     bring(batcher, BATCH, num_bytes=2**30)  # alone it always fits
 
 
+def test_decoded_patches_count_in_the_part_that_is_a_priority_s_own() -> None:
+    batcher = make(Clock(), max_queue_bytes=400)
+    bring(batcher, BATCH, num_bytes=390)
+    bring(batcher, INTERACTIVE, num_bytes=50)  # and 30 of patches: 80 of the 100 that are its own
+    with pytest.raises(PoolSaturatedError, match="MiB"):
+        bring(batcher, INTERACTIVE, num_bytes=30)
+    bring(batcher, INTERACTIVE, num_bytes=20)
+
+
 def test_decoding_of_interactive_items_goes_on_while_decoded_batch_work_waits() -> None:
     batcher = make(Clock(), max_ready_patches=40)
 
