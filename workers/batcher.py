@@ -266,10 +266,10 @@ class Batcher:
                 window.append(waiting)
         return window, list(expired)
 
-    def close(self, reason: str = "the worker is draining") -> None:
+    def close(self) -> None:
         """Admit nothing more; what is admitted goes on."""
         with self._lock:
-            self._closed = PoolClosedError(reason)
+            self._closed = self._closed or PoolClosedError("the worker is draining")
 
     def abort(self, error: EncoderPoolError) -> None:
         """Close, and settle everything that is left with this error."""

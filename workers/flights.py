@@ -8,6 +8,7 @@ A caller that gives up, or whose deadline passes, leaves; the flight goes on for
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from encoder.errors import DeadlineError, EncodeError
 from encoder.types import ItemShape
 from workers.cache import CacheStats, EmbeddingCache
 from workers.job import Job
+
+logger = logging.getLogger(__name__)
 
 Begin = Callable[[Job], None]
 """Admits and decodes a job, or fails it."""
@@ -131,6 +134,8 @@ class Flights:
         spent_ms = flight.work.cost_ms + flight.work.timings_ms.get("decode", 0.0)
         try:
             self.cache.put(flight.key, torch.cat(blocks), flight.shape, cost_ms=spent_ms)
+        except Exception:  # edge of a thread: who has waited has the tokens, who comes later computes them again
+            logger.exception("could not keep an item of %d tokens", flight.shape.num_tokens)
         finally:
             self._close(flight)
 

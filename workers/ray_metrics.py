@@ -20,17 +20,22 @@ if TYPE_CHECKING:
     from ray.util.metrics import Counter, Gauge
 
 
+INTERVAL_S = 1.0
+
+Series = tuple[str, tuple[tuple[str, str], ...]]
+"""A name, and its labels with their values."""
+
+
 class RayExporter:
     """Exports the metrics of one meter. Any thread may call; one at a time exports, the others go on."""
 
-    def __init__(self, *, interval_s: float = 1.0, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._interval_s = interval_s
+    def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._next_s = float("-inf")
         self._lock = threading.Lock()
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
-        self._told: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._told: dict[Series, float] = {}
 
     def export(self, samples: Callable[[], Iterable[Sample]]) -> bool:
         """Tell Ray what changed, unless it was told within the interval; whether it was told now."""
@@ -38,10 +43,19 @@ class RayExporter:
         if now_s < self._next_s or not self._lock.acquire(blocking=False):
             return False
         try:
-            self._next_s = now_s + self._interval_s
+            self._next_s = now_s + INTERVAL_S
+            gone = dict(self._told)
             for sample in samples():
+                metric = BY_NAME[sample.name]
                 for name, labels, value in series(sample):
-                    self._tell(name, labels, value, BY_NAME[sample.name].kind == "counter", BY_NAME[sample.name].help)
+                    gone.pop((name, tuple(labels.items())), None)
+                    self._tell(name, labels, value, metric.kind == "counter", metric.help)
+            for name, labels_given in gone:
+                if (
+                    name in self._gauges
+                ):  # of a worker that left, a state that none is in: Ray would say the last for ever
+                    self._gauges[name].set(0.0, tags=dict(labels_given))
+                    del self._told[name, labels_given]
         finally:
             self._lock.release()
         return True
@@ -49,7 +63,7 @@ class RayExporter:
     def _tell(self, name: str, labels: dict[str, str], value: float, is_counter: bool, help: str) -> None:
         from ray.util.metrics import Counter, Gauge
 
-        key = (name, tuple(labels.values()))
+        key = (name, tuple(labels.items()))
         before = self._told.get(key)
         if value == before:
             return

@@ -174,6 +174,9 @@ def test_abort_settles_everything() -> None:
     assert isinstance(undecoded.error, WorkerLostError)
     batcher.push(undecoded, segments(1))
     assert batcher.take(oldest(1), wait_s=0) is None
+    batcher.close()
+    with pytest.raises(WorkerLostError, match="gone"):
+        admitted(batcher)
 
 
 def decode_next(batcher: Batcher) -> None:

@@ -249,6 +249,31 @@ def test_a_waiter_that_joins_as_the_work_is_given_up_gets_work_of_its_own() -> N
     assert late.settled
 
 
+def test_tokens_that_cannot_be_kept_are_said_so_and_computed_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def put(*_: object, **__: object) -> None:
+        raise MemoryError("boom")
+
+    monkeypatch.setattr(EmbeddingCache, "put", put)
+    for _ in range(2):
+        assert errors(rig.worker.encode(batch(PICTURE))) == [None]
+        until(lambda: not rig.worker._intake._flights._flights)  # type: ignore[union-attr]
+    assert rig.brightnesses == [7, 7]
+    assert caplog.text.count("could not keep an item of 2 tokens") == 2
+
+
+def test_items_of_the_same_bytes_and_another_shape_run_apart() -> None:
+    flights = Flights(EmbeddingCache(1000))
+    begun: list[Job] = []
+    waiters = [Job(cost_ms=1), Job(cost_ms=1)]
+    for waiter, width in zip(waiters, (100, 300), strict=True):
+        flights.enter(b"k", item(0, picture(7, width=width)).shape, waiter, begun.append)
+    assert len(begun) == 2
+    begun[1].fail(EncodeError("it has another shape than was promised"))
+    assert [waiter.settled for waiter in waiters] == [False, True]
+
+
 def test_a_waiter_that_is_cancelled_just_before_it_joins_keeps_no_work_going() -> None:
     flights = Flights(EmbeddingCache(1000))
     shape = item(0, PICTURE).shape

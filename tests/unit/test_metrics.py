@@ -214,6 +214,29 @@ def test_ray_is_told_once_a_second_what_changed(monkeypatch: pytest.MonkeyPatch)
     assert told == [("encpool_tokens_total", 2, {"worker": "w"})], "what grew, by how much; nothing that stayed"
 
 
+def test_ray_hears_no_more_of_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, float, dict[str, str]]] = []
+    RayMetric.told = told
+    monkeypatch.setattr("ray.util.metrics.Counter", RayMetric)
+    monkeypatch.setattr("ray.util.metrics.Gauge", RayMetric)
+    clock = Clock()
+    exporter = RayExporter(now_s=clock)
+
+    def export(*samples: Sample) -> list[tuple[str, float, dict[str, str]]]:
+        told.clear()
+        clock.now += 1
+        assert exporter.export(lambda: samples)
+        return told
+
+    asked, ready = Sample("encpool_leases_asked_total", (), 5), Sample("encpool_workers", ("ready",), 2)
+    export(Sample("encpool_workers", ("starting",), 2), asked)
+    assert export(ready) == [
+        ("encpool_workers", 2, {"state": "ready"}),
+        ("encpool_workers", 0.0, {"state": "starting"}),
+    ]
+    assert export(ready, asked) == [], "a counter goes on from where it was"
+
+
 # --- the dashboard ---
 
 DASHBOARD = Path(__file__).parents[2] / "configs/grafana-dashboard.json"
