@@ -65,6 +65,7 @@ class TraceWriter:
         self._now_s, self._buffer_bytes, self._flush_s = now_s, buffer_bytes, flush_s
         self._path, self._failed = path, False
         self._buffer = bytearray()
+        self._ends = [0]  # of the records in it
         self._flushed_s = now_s()
         self._packer = msgpack.Packer()
         try:
@@ -77,6 +78,7 @@ class TraceWriter:
             raise ConfigError(f"{path}: cannot write a trace: {error.strerror}") from error
         if os.fstat(self._descriptor).st_size == 0:
             self._buffer += HEADER
+            self._ends.append(len(HEADER))
             self.flush()
 
     def write(self, record: TraceRecord) -> None:
@@ -84,19 +86,29 @@ class TraceWriter:
         self._buffer += self._packer.pack(
             (record.time_s, record.model, record.grids, record.graphs, record.misses, record.ms)
         )
+        self._ends.append(len(self._buffer))
         if len(self._buffer) >= self._buffer_bytes or self._now_s() - self._flushed_s >= self._flush_s:
             self.flush()
 
     def flush(self) -> None:
         """Hand what is buffered to the file."""
         buffered, self._buffer = bytes(self._buffer), bytearray()
+        ends, self._ends = self._ends, [0]
         self._flushed_s = self._now_s()
-        if buffered and not self._failed:
-            try:
-                os.write(self._descriptor, buffered)
-            except OSError as error:
-                self._failed = True
-                logger.warning("%s: the trace ends here: %s", self._path, error.strerror)
+        written = 0
+        try:
+            while written < len(buffered) and not self._failed:
+                written += os.write(self._descriptor, buffered[written:])  # less than all of it where a disk fills up
+        except OSError as error:
+            self._failed = True
+            self._take_back(written - max(end for end in ends if end <= written))
+            logger.warning("%s: the trace ends here: %s", self._path, error.strerror)
+
+    def _take_back(self, num_bytes: int) -> None:
+        """Of a record that was cut off, or whoever writes next would write into it; not if somebody already has."""
+        end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        if num_bytes and end == os.fstat(self._descriptor).st_size:
+            os.ftruncate(self._descriptor, end - num_bytes)
 
     def close(self) -> None:
         """Write the rest. Nothing may be written after it."""

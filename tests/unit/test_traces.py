@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import msgpack
@@ -58,6 +59,22 @@ def test_records_wait_for_a_bufferful_or_a_while(tmp_path: Path) -> None:
         clock.now += 5
         writer.write(record(4))
         assert len(list(read_trace(path))) == 5
+
+
+def test_a_full_disk_ends_a_trace_behind_a_whole_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """So that whoever writes to it next damages nothing. Some of a bufferful fits, as on a disk that fills up."""
+    path = written(tmp_path / "trace", *map(record, range(10)))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 333, before[1]))
+    try:
+        written(path, *map(record, range(10, 20)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "the trace ends here: File too large" in caplog.text
+    num_fitting = len(list(read_trace(path)))
+    assert 10 < num_fitting < 20
+    written(path, *map(record, range(20, 30)))
+    assert [one.time_s - 1.7e9 for one in read_trace(path)] == [*range(num_fitting), *range(20, 30)]
 
 
 def test_a_record_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
