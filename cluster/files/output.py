@@ -59,8 +59,8 @@ class OutputWriter:
                 with self._naming_directory():
                     self._commit()
         finally:
-            self._spool.close()
-            self._manifest.close()
+            with self._naming_directory(), self._manifest:
+                self._spool.close()
 
     def write(self, source: Source, outcome: Outcome) -> None:
         """Add one outcome; the manifest keeps the order of the calls."""
@@ -115,9 +115,13 @@ class OutputWriter:
             unnamed = self.directory / f".{self._part_name}.tmp"
             self._spool.truncate(self._part_bytes)
             self._spool.seek(0)
-            with unnamed.open("wb") as part:
-                part.write(len(header).to_bytes(8, "little") + header)
-                shutil.copyfileobj(self._spool, part, 2**20)
+            try:
+                with unnamed.open("wb") as part:
+                    part.write(len(header).to_bytes(8, "little") + header)
+                    shutil.copyfileobj(self._spool, part, 2**20)
+            except OSError:  # a full disk wants it back
+                unnamed.unlink(missing_ok=True)
+                raise
             os.replace(unnamed, self.directory / self._part_name)
         self._flush_lines()
         if self._tensors:
@@ -125,9 +129,10 @@ class OutputWriter:
 
     def _flush_lines(self) -> None:
         text = "".join(f"{line}\n" for line in self._lines).encode()
-        self._manifest.seek(self._manifest_bytes)
-        self._manifest.write(text)
-        self._manifest.flush()
+        with self._naming_directory():
+            self._manifest.seek(self._manifest_bytes)
+            self._manifest.write(text)
+            self._manifest.flush()
         self._lines, self._manifest_bytes = [], self._manifest_bytes + len(text)
 
 

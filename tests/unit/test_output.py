@@ -1,5 +1,6 @@
 import errno
 import json
+import resource
 import sys
 from pathlib import Path
 from types import FrameType
@@ -163,7 +164,25 @@ def test_a_full_disk_is_named_and_ends_the_run(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("cluster.files.output.shutil.copyfileobj", full)
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"), writer(tmp_path) as output:
         output.write(source("i0"), encoded())
+    assert files(tmp_path) == ["manifest.jsonl"], "half a part is left on the disk that has no room"
     assert lines(tmp_path) == []
+
+
+def test_a_full_disk_is_named_where_only_the_manifest_is_written(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def run_out_of_room() -> None:
+        with writer(tmp_path) as output:
+            output.write(source("i0"), failed())
+            resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "manifest.jsonl").stat().st_size, before[1]))
+            output.write(source("i1"), failed())
+
+    try:
+        with pytest.raises(OSError, match=f"File too large: '{tmp_path}'"):
+            run_out_of_room()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [line["id"] for line in lines(tmp_path)] == ["i0"]
 
 
 def test_a_run_without_a_result_leaves_a_manifest_alone(tmp_path: Path) -> None:
