@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
 from cluster.gateway.wire import ItemAnswer, ItemTokens
 from cluster.http_client.async_client import AsyncHttpClient
 from cluster.http_client.sources import Source, in_thread
+from encoder.errors import PoolClosedError
 
 Result = TypeVar("Result")
 
@@ -34,16 +37,24 @@ class HttpClient:
         self.close()
 
     def close(self) -> None:
-        """End the connections."""
+        """End the connections, and what is under way in other threads or left half read."""
         if self._thread.is_alive():
-            self._wait(self._inner.close())
+            self._wait(self._end)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(10)
             self._loop.close()
 
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+        await self._inner.close()
+
     def encode(self, source: Source) -> ItemTokens:
         """See `AsyncHttpClient.encode`."""
-        return self._wait(self._inner.encode(source))
+        return self._wait(lambda: self._inner.encode(source))
 
     def encode_many(self, sources: Iterable[Source]) -> Generator[ItemAnswer, None, None]:
         """See `AsyncHttpClient.encode_many`. Sources are taken in a thread of its own."""
@@ -55,26 +66,32 @@ class HttpClient:
 
     def models(self) -> list[dict[str, Any]]:
         """See `AsyncHttpClient.models`."""
-        return self._wait(self._inner.models())
+        return self._wait(self._inner.models)
 
     def _each(self, answers: AsyncGenerator[ItemAnswer]) -> Generator[ItemAnswer, None, None]:
         try:
             while True:
-                answer = self._wait(anext(answers, None))
+                answer = self._wait(lambda: anext(answers, None))
                 if answer is None:
                     return
                 yield answer
         finally:
-            self._wait(answers.aclose())
+            with suppress(PoolClosedError):  # which has ended them
+                self._wait(answers.aclose)
 
-    def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        future = asyncio.run_coroutine_threadsafe(_awaiting(coroutine), self._loop)
+    def _wait(self, start: Callable[[], Awaitable[Result]]) -> Result:
+        """What it comes to, begun on the event loop."""
+        if self._loop.is_closed():
+            raise PoolClosedError("this client is closed")
+        future = asyncio.run_coroutine_threadsafe(_awaited(start), self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise PoolClosedError("this client was closed meanwhile") from None
         except BaseException:
             future.cancel()
             raise
 
 
-async def _awaiting(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    return await coroutine
+async def _awaited(start: Callable[[], Awaitable[Result]]) -> Result:
+    return await start()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ from cluster.gateway.item_maps import msgpack_answer
 from cluster.gateway.threaded import GatewayThread
 from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens
 from cluster.http_client import AsyncHttpClient, HttpClient, error_of
-from encoder.errors import BadMediaError, DeadlineError, PoolError, PoolSaturatedError, UnauthorizedError
+from encoder.errors import (
+    BadMediaError,
+    DeadlineError,
+    PoolClosedError,
+    PoolError,
+    PoolSaturatedError,
+    UnauthorizedError,
+)
 
 
 @pytest.fixture
@@ -97,6 +105,10 @@ class Moody(BaseHTTPRequestHandler):
         if mood == "hang up":
             self.close_connection = True
             return
+        if mood == "wait":
+            server.waiting.set()
+            server.go_on.wait(20)
+            mood = "well"
         if mood == "well":
             tokens = ItemTokens(dtype="float32", shape=(1, 2), data=np.ones(2, "<f4").tobytes(), grids=((1, 1, 1),))
             well = ItemAnswer(index=0, status=200, tokens=tokens)
@@ -124,12 +136,34 @@ def moody() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Moody)
     server.daemon_threads = True
     server.script, server.num_asked = [], 0
+    server.waiting, server.go_on = threading.Event(), threading.Event()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
+    server.go_on.set()
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_answers_left_half_read_end_with_their_client(moody: Any) -> None:
+    with HttpClient(f"http://127.0.0.1:{moody.server_port}", items_per_request=1, max_connections=2) as client:
+        answers = client.encode_many([b"picture"] * 8)
+        assert next(answers).status == 200
+    answers.close()
+    with pytest.raises(PoolClosedError, match="this client is closed"):
+        client.encode(b"picture")
+
+
+def test_a_thread_that_waits_hears_that_its_client_was_closed(moody: Any) -> None:
+    moody.script = ["wait"]
+    client = HttpClient(f"http://127.0.0.1:{moody.server_port}")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.encode, b"picture")
+        assert moody.waiting.wait(20)
+        client.close()
+        with pytest.raises(PoolClosedError, match="closed meanwhile"):
+            waiting.result(20)
 
 
 def test_what_is_put_off_or_lost_is_asked_again(moody: Any, monkeypatch: pytest.MonkeyPatch) -> None:
