@@ -89,7 +89,12 @@ def replanning(config: PoolConfig, groups: Sequence[GroupConfig], pool: str, rou
         if wanted == "auto":
             wanted = any(group.worker.device == "cuda" for group in alike)
         if wanted and encoder.graphs:
-            share = min(group.gpu_share for group in alike)
+            shares = {
+                group.name: group.gpu_share
+                for group in alike
+                # A limit of its own is each worker's already.
+                if group.worker.device == "cuda" and group.worker.graph_memory_gib is None
+            }
             fleet = RayFleet(pool, router, model)
-            replanners.append(Replanner(fleet, load_adapter(encoder), encoder, config.replan, memory_share=share))
+            replanners.append(Replanner(fleet, load_adapter(encoder), encoder, config.replan, memory_shares=shares))
     return Replanning(replanners)

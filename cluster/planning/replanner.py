@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -94,14 +94,14 @@ class Replanner:
         encoder: EncoderConfig,
         config: ReplanConfig,
         *,
-        memory_share: float = 1.0,
+        memory_shares: Mapping[str, float] | None = None,
         now_s: Callable[[], float] = time.monotonic,
         start: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """`memory_share`: of a device, where several workers share one. `start` runs a function beside us; a thread
-        of its own when left out."""
+        """`memory_shares`: of a device, by group, where several workers share one. `start` runs a function beside us;
+        a thread of its own when left out."""
         self._fleet, self._adapter, self._encoder, self._config = fleet, adapter, encoder, config
-        self._memory_share = memory_share
+        self.memory_shares = memory_shares or {}
         self._now_s = now_s
         self._start = start or _in_a_thread
         self._noted_s = now_s()
@@ -179,7 +179,7 @@ class Replanner:
         gib = self._config.memory_gib
         return survey(
             reports, rates, self._adapter, self._encoder,
-            memory_bytes=None if gib is None else int(gib * 2**30), memory_share=self._memory_share,
+            memory_bytes=None if gib is None else int(gib * 2**30), memory_shares=self.memory_shares,
             banned=self._banned,
         )  # fmt: skip
 

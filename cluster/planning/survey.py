@@ -23,6 +23,7 @@ from encoder.types import GraphKey
 from workers.messages import WorkerReport
 
 MAX_SIZES = 32  # of items, that budgets are chosen for
+NO_SHARES: Mapping[str, float] = {}
 NUM_OWN_BUDGETS = 6  # offered for the items of the traffic, on top of those that the configuration asks for
 
 
@@ -75,7 +76,7 @@ def survey(
     config: EncoderConfig,
     *,
     memory_bytes: int | None = None,
-    memory_share: float = 1.0,
+    memory_shares: Mapping[str, float] = NO_SHARES,
     banned: Collection[GraphKey] = (),
 ) -> Survey:
     """What there is to plan with.
@@ -84,7 +85,7 @@ def survey(
         reports: of the workers to plan for, at least one.
         rates: items per second of each kind.
         memory_bytes: most that graphs may take on a worker, where its own limit is not lower.
-        memory_share: part of its own limit that a worker may use, where several share a device.
+        memory_shares: parts of their own limits that workers may use, by group, where several share a device.
         banned: keys, as `Survey` names them, that are not to be captured.
     """
     reference = reports[0]
@@ -104,7 +105,8 @@ def survey(
             WorkerRoom(
                 worker_id=report.worker_id,
                 memory_bytes=min(
-                    memory_bytes or report.graph_limit_bytes, int(report.graph_limit_bytes * memory_share)
+                    memory_bytes or report.graph_limit_bytes,
+                    int(report.graph_limit_bytes * memory_shares.get(report.worker_id.rpartition("-")[0], 1.0)),
                 ),
                 speed=speeds[report.worker_id],
             )

@@ -126,3 +126,16 @@ def test_each_model_of_a_pool_with_workers_on_gpus_has_a_replanner() -> None:
     config = PoolConfig.model_validate({"worker": {}, "groups": groups})
     made = replanning(config, config.worker_groups, "no-pool", None)
     assert [one.model for one in made.decisions()] == ["tiny-minicpmv-2.6", "tiny-clip"]
+
+
+def test_a_share_of_a_gpu_halves_what_its_graphs_may_take_but_no_limit_that_a_worker_has_of_its_own() -> None:
+    model, sections = "tiny-minicpmv-2.6", {
+        "half": {"device": "cuda"}, "limited": {"device": "cuda", "graph_memory_gib": 4}, "host": {"device": "cpu"},
+    }  # fmt: skip
+    groups = [
+        {"name": name, "num_workers": 1, "gpu_share": 0.5, "worker": {**section, "encoder": {"model": model}}}
+        for name, section in sections.items()
+    ]
+    config = PoolConfig.model_validate({"worker": {}, "groups": groups})
+    (planner,) = replanning(config, config.worker_groups, "no-pool", None).replanners
+    assert planner.memory_shares == {"half": 0.5}

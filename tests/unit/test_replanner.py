@@ -289,5 +289,6 @@ def test_a_graph_that_this_adapter_does_not_know_is_left_where_it_is() -> None:
 
 
 def test_workers_that_share_a_device_share_its_memory() -> None:
-    found = survey(fleet_of([64], limit_bytes=100).reports() or (), {LARGE: 3.0}, ADAPTER, ENCODER, memory_share=0.5)
-    assert [room.memory_bytes for room in found.rooms] == [50]
+    reports = [fleet_of([64], limit_bytes=100, names=f"{group}-")._report(f"{group}-0") for group in ("half", "own")]
+    found = survey(reports, {LARGE: 3.0}, ADAPTER, ENCODER, memory_shares={"half": 0.5})
+    assert {room.worker_id: room.memory_bytes for room in found.rooms} == {"half-0": 50, "own-0": 100}
