@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from sys import intern
 
@@ -30,32 +30,32 @@ class Seat:
 
 
 class Group:
-    """Workers on which a shape costs about the same. Each is looked up and priced when it is first drawn.
+    """Workers on which a shape costs about the same. Each is looked up when it is first drawn.
 
     `lots` draws one of them after the other, `pairs` two different ones; one worker alone is a pair with itself. Both
     go through all of them, in an order that changes now and then: nobody is passed over by bad luck, and a draw takes
     no random number of its own.
     """
 
-    __slots__ = ("_find", "_grids", "_seats", "_workers", "floor_ms", "lots", "pairs")
+    __slots__ = ("_find", "_price", "_seats", "_slots", "floor_ms", "lots", "pairs")
 
     def __init__(
-        self, grids: tuple[Grid, ...], find: Callable[[], list[WorkerView]], floor_ms: float, rng: random.Random
+        self, find: Callable[[], Sequence[int]], price: Callable[[int], Seat], floor_ms: float, rng: random.Random
     ) -> None:
-        """`find` gives its workers, at least one; it is called once, if at all."""
-        self._grids = grids
-        self._find = find
-        self._workers: list[WorkerView] = []
+        """`find` gives the slots of its workers, at least one; it is called once, if at all. `price` gives the seat on
+        one of them."""
+        self._find, self._price = find, price
+        self._slots: Sequence[int] = ()
         self._seats: list[Seat | None] = []
         self.floor_ms = floor_ms  # the least cost known
         self.lots = chain.from_iterable(self._lots(rng))
         self.pairs = chain.from_iterable(self._pairs(rng))
 
     def _load(self) -> int:
-        if not self._workers:
-            self._workers = self._find()
-            self._seats = [None] * len(self._workers)
-        return len(self._workers)
+        if not self._seats:
+            self._slots = self._find()
+            self._seats = [None] * len(self._slots)
+        return len(self._seats)
 
     def seats(self) -> Iterator[Seat]:
         """Every worker once."""
@@ -64,9 +64,9 @@ class Group:
     def _seat(self, index: int) -> Seat:
         seat = self._seats[index]
         if seat is None:
-            worker = self._workers[index]
-            seat = self._seats[index] = Seat(worker, worker.costs.quote(self._grids))
-            self.floor_ms = min(self.floor_ms, seat.cost_ms)
+            seat = self._seats[index] = self._price(self._slots[index])
+            if seat.cost_ms < self.floor_ms:
+                self.floor_ms = seat.cost_ms
         return seat
 
     def _lots(self, rng: random.Random) -> Iterator[Iterable[Seat]]:

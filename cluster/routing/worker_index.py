@@ -1,7 +1,8 @@
 """`WorkerIndex`: the workers that may get leases, by the graphs they hold; groups of equals for each shape seen.
 
 Groups change when a worker comes, goes or holds other graphs, not with every item. Sets of workers are whole numbers,
-bit n for the worker in slot n, so that a change costs little among thousands of workers.
+bit n for the worker in slot n, so that a change costs little among thousands of workers; what an item costs on those
+that stay is remembered.
 """
 
 from __future__ import annotations
@@ -9,20 +10,21 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 
-from cluster.routing.plans import Group, Plan
+from cluster.routing.plans import Group, Plan, Seat
 from cluster.routing.worker_view import WorkerView
 from encoder.types import AxisKeys, Capacity, Grid, SegmentShape
 
 ALIKE = 1.25  # costs within this factor make one group
 SPEED_STEP = math.log(1.5)  # workers are grouped by speed in such steps before anything is priced
 MAX_REMEMBERED_PLANS = 8192
+MAX_REMEMBERED_SEATS = 2**20  # some 250 MB
 
 
 class WorkerIndex:
@@ -46,6 +48,8 @@ class WorkerIndex:
         self._by_speed: dict[int, int] = {}
         self._splits: dict[Grid, list[int]] = {}
         self._plans: dict[tuple[Grid, ...], Plan] = {}
+        self._seats: defaultdict[tuple[Grid, ...], dict[WorkerView, Seat]] = defaultdict(dict)  # priced so far
+        self._num_priced = 0  # since it was empty
         self._counts = Counter[tuple[Grid, ...]]()  # leases of plans that are gone
 
     def __contains__(self, view: WorkerView) -> bool:
@@ -75,6 +79,8 @@ class WorkerIndex:
             sets[name] &= ~(1 << slot)
             if not sets[name]:
                 del sets[name]
+        for seats in self._seats.values():
+            seats.pop(view, None)
         self._forget()
 
     def _sets_of(self, view: WorkerView) -> Iterator[tuple[dict[Any, int], Any]]:
@@ -102,18 +108,23 @@ class WorkerIndex:
                 plan.num_leased = 0
         return counts
 
-    def _workers(self, workers: int) -> list[WorkerView]:
-        """Those in a set, by slot: a seed tells all."""
-        packed = np.frombuffer(workers.to_bytes(-(-workers.bit_length() // 8), "little"), np.uint8)
-        slots = np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist()
-        return list(map(self._views.__getitem__, slots))
+    def _price(self, grids: tuple[Grid, ...], seats: dict[WorkerView, Seat], slot: int) -> Seat:
+        """A seat on the worker in a slot, of those known if it is."""
+        worker = self._views[slot]
+        seat = seats.get(worker)
+        if seat is None:
+            seat = seats[worker] = Seat(worker, worker.costs.quote(grids))
+            self._num_priced += 1
+        return seat
 
     def plan(self, grids: tuple[Grid, ...]) -> Plan:
         """Where items of this shape may go, for one call. There must be workers."""
         plan = self._plans.get(grids)
         if plan is None:
-            if len(self._plans) >= MAX_REMEMBERED_PLANS:
+            if len(self._seats) >= MAX_REMEMBERED_PLANS or self._num_priced >= MAX_REMEMBERED_SEATS:
                 self._forget_plans()
+                self._seats.clear()
+                self._num_priced = 0
             plan = self._plans[grids] = self._plan(grids)
         plan.begin_call()
         return plan
@@ -124,6 +135,7 @@ class WorkerIndex:
             blocks = [both for part in self._split(grid) for block in blocks if (both := block & part)]
         priced = sorted((self._cost_ms(block, grids), _lowest(block), block) for block in blocks)
         groups: list[Group] = []
+        price = partial(self._price, grids, self._seats[grids])
         while priced:
             floor_ms, workers, num_alike = priced[0][0], 0, 0
             for cost_ms, _, block in priced:
@@ -131,7 +143,7 @@ class WorkerIndex:
                     break
                 workers |= block
                 num_alike += 1
-            groups.append(Group(grids, partial(self._workers, workers), floor_ms, self._rng))
+            groups.append(Group(partial(_slots, workers), price, floor_ms, self._rng))
             del priced[:num_alike]
         return Plan(grids, groups)
 
@@ -156,3 +168,10 @@ class WorkerIndex:
 def _lowest(workers: int) -> int:
     """The first slot of a set that is not empty."""
     return (workers & -workers).bit_length() - 1
+
+
+def _slots(workers: int) -> Sequence[int]:
+    """Those of a set, in order: a seed tells all."""
+    packed = np.frombuffer(workers.to_bytes(-(-workers.bit_length() // 8), "little"), np.uint8)
+    slots: Sequence[int] = np.unpackbits(packed, bitorder="little").nonzero()[0]  # type: ignore[assignment]
+    return slots

@@ -227,6 +227,22 @@ def test_groups_hold_each_worker_once_and_know_their_least_cost(
         assert group.floor_ms == pytest.approx(min(seat.cost_ms for seat in group.seats()))
 
 
+def test_who_comes_or_goes_is_priced_or_forgotten_and_nobody_else_again() -> None:
+    workers = pool_of([(graph(cost_ms=10.0 + number),) for number in range(8)], [0.0] * 8)
+    known = index(*workers)
+
+    def seats() -> dict[str, Seat]:
+        return {seat.worker.worker_id: seat for group in known.plan(GRIDS).groups for seat in group.seats()}
+
+    before, gone = seats(), workers[3]
+    known.remove(gone)
+    assert seats() == {name: seat for name, seat in before.items() if name != gone.worker_id}
+    known.add(gone)
+    again = seats()
+    assert again.pop(gone.worker_id) is not before.pop(gone.worker_id)
+    assert again == before
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     sets=GRAPH_SETS,
@@ -651,6 +667,8 @@ class RouterHistory(RuleBasedStateMachine):
                 assert answer.worker_id not in self.draining | self.leaving
                 assert answer.incarnation not in exclude
                 assert answer.lease_id not in self.held
+                now = self.router.roster.views[answer.worker_id].costs.quote(shape(num_segments).grids)
+                assert (answer.cost_ms, answer.graph) == (now.cost_ms, None if now.key is None else str(now.key))
                 assert answer.incarnation == f"{answer.worker_id}/{self.incarnations[answer.worker_id]}"
                 self.held[answer.lease_id] = Held(
                     answer.worker_id,
