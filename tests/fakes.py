@@ -164,6 +164,7 @@ class FakeRunner:
         return [torch.full((TOKENS, HIDDEN), float(segment.patches_PC[0, 0])) for segment in launch]
 
     def drop(self, key: GraphKey) -> None:
+        assert self._under_way == 0, "a launch may be of this graph"
         self.views = [view for view in self.views if view.key != key]
 
 

@@ -263,6 +263,21 @@ def test_tokens_that_cannot_be_kept_are_said_so_and_computed_again(
     assert caplog.text.count("could not keep an item of 2 tokens") == 2
 
 
+def test_work_may_run_as_late_as_the_most_patient_caller_allows() -> None:
+    flights, shape = Flights(EmbeddingCache(1000)), item(0, PICTURE).shape
+    begun: list[Job] = []
+    waiters = [Job(cost_ms=1, deadline_s=deadline_s) for deadline_s in (5.0, 9.0, 7.0, None)]
+    found = []
+    for waiter in waiters:
+        flights.enter(b"k", shape, waiter, begun.append)
+        found.append(begun[0].deadline_s)
+    flights.leave(b"k", waiters[3])
+    flights.leave(b"k", waiters[1])
+    assert found == [5.0, 9.0, 9.0, None]
+    assert begun[0].deadline_s == 7.0
+    assert len(begun) == 1
+
+
 def test_items_of_the_same_bytes_and_another_shape_run_apart() -> None:
     flights = Flights(EmbeddingCache(1000))
     begun: list[Job] = []

@@ -230,6 +230,24 @@ def test_a_poison_item_fails_alone_and_is_refused_from_then_on() -> None:
     assert len(pool.log) == num_calls
 
 
+def test_deaths_of_one_item_s_trials_do_not_excuse_another() -> None:
+    pool = FakePool("abc")
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        pool.restart(worker_id)
+        raise WorkerGone("segmentation fault")
+
+    pool.answer = answer
+    encoder = client(pool)
+    num_calls = []
+    for poison in PICTURES[:2]:
+        before = len(pool.log)
+        with pytest.raises(PoisonItemError):
+            encoder.encode(poison)
+        num_calls.append(len(pool.log) - before)
+    assert num_calls == [2, 3], "the second's doubt is the death of the worker that the first was on before its trial"
+
+
 def test_a_worker_that_was_never_reached_blames_nobody() -> None:
     pool = FakePool("ab")
     away = iter(range(12))

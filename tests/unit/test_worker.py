@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import cast
 
@@ -110,6 +111,7 @@ def test_a_replay_that_fails_once_is_made_good_eagerly_and_says_so(start_worker:
     assert errors(result) == [None, None]
     assert result.items[0].misses == ("replay_failed",)
     assert result.items[0].graphs == ()
+    assert errors(worker.encode(batch(picture(3)))) == [None], "alone too"
 
 
 def test_out_of_memory_halves_what_runs_at_once(start_worker: StartWorker) -> None:
@@ -128,6 +130,20 @@ def test_out_of_memory_with_one_segment_drops_the_largest_graph(start_worker: St
     runner.break_run = lambda segments, replay: torch.OutOfMemoryError("OOM") if len(runner.views) > 1 else None
     assert errors(worker.encode(batch(picture(1)))) == [None]
     assert [view.key.token_budget for view in worker.report().graphs] == [4]
+
+
+def test_no_graph_is_dropped_under_a_launch(start_worker: StartWorker) -> None:
+    runner = FakeRunner([graph(2), graph(4, longest=20_000)])
+    worker = start_worker(runner)
+    runner.gate.clear()
+    with ThreadPoolExecutor(2) as callers:
+        first = callers.submit(worker.encode, batch(picture(1), call_id="first"))
+        until(lambda: len(runner.runs) == 1)
+        runner.break_run = lambda segments, replay: torch.OutOfMemoryError("OOM") if len(runner.views) > 1 else None
+        second = callers.submit(worker.encode, batch(picture(2), call_id="second"))
+        threading.Timer(0.1, runner.gate.set).start()
+        assert [errors(call.result(20)) for call in (first, second)] == [[None], [None]]
+    assert len(runner.views) == 1
 
 
 def test_out_of_memory_that_nothing_helps_fails_the_item_alone(start_worker: StartWorker) -> None:
