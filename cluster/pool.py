@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
@@ -47,19 +47,6 @@ ROUTER_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 2.0
 
 
-class Control(Protocol):
-    """Who looks after the workers: the `Supervisor` itself, or the way to it."""
-
-    def status(self) -> PoolStatus:
-        """See `Supervisor.status`."""
-
-    def scale(self, num_workers: int, group: str | None = None) -> None:
-        """See `Supervisor.scale`."""
-
-    def drain(self, worker_id: str, *, replace: bool = False) -> None:
-        """See `Supervisor.drain`."""
-
-
 class EncoderPool:
     """A running pool: `start` makes one that ends with it, `connect` finds one that stays. A `with` block closes it."""
 
@@ -68,7 +55,7 @@ class EncoderPool:
         config: PoolConfig,
         name: str,
         router: Any,
-        control: Control,
+        control: Supervisor | SupervisorCalls,
         *,
         on_close: Callable[[Gate], None],
     ) -> None:
@@ -218,12 +205,15 @@ class EncoderPool:
 
     def members(self) -> list[Member]:
         """The workers as the router knows them. Raises WorkerLostError when it does not answer, PoolClosedError."""
+        members: list[Member] = self._ask_router("members")
+        return members
+
+    def _ask_router(self, what: str) -> Any:
         until_s = time.monotonic() + ROUTER_TIMEOUT_S
         while True:
             try:
                 with self._gate:
-                    members: list[Member] = ray.get(self._router.members.remote(), timeout=ROUTER_TIMEOUT_S)
-                return members
+                    return ray.get(getattr(self._router, what).remote(), timeout=ROUTER_TIMEOUT_S)
             except ActorDiedError as error:  # not one that restarts
                 raise PoolClosedError(f"pool {self.name!r} was ended") from error
             except (RayActorError, GetTimeoutError) as error:  # it restarts, or is stuck
@@ -234,9 +224,9 @@ class EncoderPool:
     def stats(self) -> PoolStats:
         """Counts of every worker that answers within two seconds. Raises as `members` does."""
         members = self.members()
-        self._roster.keep([member.worker_id for member in members])
         reports = []
         with self._gate:
+            self._roster.keep([member.worker_id for member in members])
             calls = [worker.report.remote() for worker in self._roster.handles()]
             done = ray.wait(calls, num_returns=len(calls), timeout=REPORT_TIMEOUT_S)[0] if calls else []
             for call in done:
@@ -265,8 +255,7 @@ class EncoderPool:
         `more` is what the caller counted under names of `workers.metric_names`.
         """
         stats = self.stats()
-        with self._gate:
-            router: list[Sample] = ray.get(self._router.samples.remote(), timeout=ROUTER_TIMEOUT_S)
+        router: list[Sample] = self._ask_router("samples")
         return render(chain(*map(samples_of, stats.reports), router, self.client.meter.samples(), *more))
 
     def scale(self, num_workers: int, group: str | None = None, *, timeout_s: float | None = None) -> None:

@@ -7,10 +7,17 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
 from cluster.lifecycle import roster
 from cluster.lifecycle.roster import Roster
+from cluster.lifecycle.stats import PoolStats
+from cluster.pool import EncoderPool
+from cluster.streams.transport import Gate
 from workers.actor import EncoderWorkerActor
+from workers.metrics import Meter
+from workers.samples import Sample
 
 
 def test_a_look_up_that_hangs_keeps_nobody_from_a_worker_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +63,24 @@ def test_only_workers_that_are_to_be_known_are_known(monkeypatch: pytest.MonkeyP
     assert workers.handles() == ["c"]
     with pytest.raises(ValueError, match="b"):
         workers.handle("b")
+
+
+def test_a_router_that_restarts_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[object] = [RayActorError(), GetTimeoutError(), [Sample("encpool_workers_leasable", (), 2)]]
+
+    def get(call: object, timeout: float) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+    pool = EncoderPool.__new__(EncoderPool)
+    pool._gate = Gate()
+    pool._router = SimpleNamespace(samples=SimpleNamespace(remote=lambda: None))
+    pool._clients = {"": SimpleNamespace(meter=Meter("client"))}  # type: ignore[dict-item]
+    monkeypatch.setattr(pool, "stats", lambda: PoolStats(num_workers=0, members=(), reports=()))
+    assert "encpool_workers_leasable 2" in pool.metrics()
 
 
 def test_a_worker_whose_reports_break_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
