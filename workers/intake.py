@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from encoder.errors import DeadlineError, EncodeError, EncoderPoolError
+from encoder.pixels import keep_memory
 from encoder.runner import EncoderRunner
 from workers.batcher import Batcher
 from workers.cache import CacheStats, EmbeddingCache
@@ -47,6 +48,7 @@ class Intake:
         self._on_settled = on_settled
         self._now_s = now_s
         num_threads = config.decode_threads or min(16, max(2, os.cpu_count() or 2))
+        keep_memory(2 * num_threads)
         self._decoders = [
             threading.Thread(target=self._decode_for_ever, name=f"decode-{number}", daemon=True)
             for number in range(num_threads)
