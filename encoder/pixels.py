@@ -59,7 +59,7 @@ def pixels_of(image: Image.Image) -> np.ndarray:
 def keep_memory(num_blocks: int) -> None:
     """Let Pillow keep so many blocks that it has used, of 16 MB at most.
 
-    Mapping memory anew for each picture holds Python's lock, while it waits for every thread that touches memory for the
+    To map memory anew for each picture holds Python's lock, and waits for every thread that touches memory for the
     first time.
     """
     core.set_blocks_max(num_blocks)
