@@ -12,11 +12,6 @@ from encoder.adapters.registry import Family, Preset
 if TYPE_CHECKING:
     from encoder.config import EncoderConfig
 
-_VISION = {
-    "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16,
-    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584, "num_position_embeddings": 2304,
-    "deepstack_visual_indexes": [8, 16, 24], "hidden_act": "gelu_pytorch_tanh",
-}  # fmt: skip
 _PROCESSOR = {
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
     "image_mean": list(CLIP.mean),
@@ -27,10 +22,10 @@ _CLIP_PROCESSOR = {"size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 
 
 
 def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> QwenVL:
-    """Named as the tower that it is, with all defaults written out."""
+    """With all defaults of its processors written out."""
     whole = {
         **config,
-        "vision_config": {**_VISION, **(config.get("vision_config") or {})},
+        "vision_config": config.get("vision_config") or {},
         "preprocessor_config": {**_PROCESSOR, **processor_of(config)},
         "video_preprocessor_config": {**_CLIP_PROCESSOR, **clip_processor_of(config)},
     }
@@ -42,7 +37,7 @@ def _config(vision: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any
         "architectures": ["CohereCompassForConditionalGeneration"],
         "model_type": "cohere_compass",
         "text_config": {"model_type": "cohere_compass_text", **text},
-        "vision_config": {"model_type": "cohere_compass_vision", **_VISION, **vision},
+        "vision_config": {"model_type": "cohere_compass_vision", **vision},
     }
 
 

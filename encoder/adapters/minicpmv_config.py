@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from encoder.adapters.processors import whole_number
 from encoder.errors import ConfigError
 
 
@@ -46,21 +47,22 @@ def read_sizes(config: Mapping[str, Any], name: str) -> MiniCPMVSizes:
     """
     version = _version(config)
     vision, slicing = _table(config, "vision_config", name), config.get("slice_config") or {}
-    patch_size = _size(vision, "patch_size", name)
+    where = f"{name}: config.json"
+    patch_size = whole_number(vision, "patch_size", where)
     sizes = MiniCPMVSizes(
         version=version,
-        width=_size(vision, "hidden_size", name),
-        mlp_width=_size(vision, "intermediate_size", name),
-        num_layers=_size(vision, "num_hidden_layers", name),
-        num_heads=_size(vision, "num_attention_heads", name),
+        width=whole_number(vision, "hidden_size", where),
+        mlp_width=whole_number(vision, "intermediate_size", where),
+        num_layers=whole_number(vision, "num_hidden_layers", where),
+        num_heads=whole_number(vision, "num_attention_heads", where),
         patch_size=patch_size,
-        table_side=_size(vision, "image_size", name) // patch_size,
+        table_side=whole_number(vision, "image_size", where) // patch_size,
         drop_last_layer=bool(config.get("drop_vision_last_layer", True)),
         layer_norm_eps=float(vision.get("layer_norm_eps", 1e-6)),
-        token_width=_size(config, "hidden_size", name),
-        queries=_size(config, "query_num", name),
-        max_slice_nums=_size({"max_slice_nums": 9} | dict(slicing), "max_slice_nums", name),
-        scale_resolution=_size({"scale_resolution": 448} | dict(slicing), "scale_resolution", name),
+        token_width=whole_number(config, "hidden_size", where),
+        queries=whole_number(config, "query_num", where),
+        max_slice_nums=whole_number({"max_slice_nums": 9} | dict(slicing), "max_slice_nums", where),
+        scale_resolution=whole_number({"scale_resolution": 448} | dict(slicing), "scale_resolution", where),
     )
     if sizes.token_width % 128:
         raise ConfigError(f"{name}: hidden_size is {sizes.token_width}; the resampler's heads are 128 wide")
@@ -84,12 +86,4 @@ def _table(config: Mapping[str, Any], key: str, name: str) -> Mapping[str, Any]:
     value = config.get(key)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}: config.json lacks {key!r}, which MiniCPM-V needs")
-    return value
-
-
-def _size(table: Mapping[str, Any], key: str, name: str) -> int:
-    value = table.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        found = "lacks" if value is None else f"has {value!r} for"
-        raise ConfigError(f"{name}: config.json {found} {key!r}, which MiniCPM-V needs as a positive integer")
     return value

@@ -80,6 +80,15 @@ def read_size(config: Mapping[str, Any], key: str, default: int) -> Size:
     return width, height
 
 
+def whole_number(table: Mapping[str, Any], key: str, where: str) -> int:
+    """A size that has to be there. Raises ConfigError, whose message `where` begins, for all but positive integers."""
+    value = table.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        found = "lacks" if value is None else f"has {value!r} for"
+        raise ConfigError(f"{where} {found} {key!r}, which is a positive integer")
+    return value
+
+
 def as_pair(value: Any) -> tuple[int, int]:
     """One number for both sides, or a pair."""
     first, second = (value, value) if isinstance(value, int) else value

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from encoder.adapters.processors import whole_number
 from encoder.errors import ConfigError
 
 Generation = Literal["2", "2.5", "3"]
@@ -18,6 +19,24 @@ GENERATIONS: dict[str, Generation] = {
     "cohere_compass": "3",  # the same tower
 }
 """By the `model_type` of a checkpoint."""
+
+_TWO = {
+    "depth": 32, "num_heads": 16, "hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}  # fmt: skip
+DEFAULTS: dict[Generation, dict[str, Any]] = {
+    "2": _TWO | {"embed_dim": 1280, "mlp_ratio": 4},
+    "2.5": _TWO | {
+        "intermediate_size": 3420, "out_hidden_size": 3584, "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+    "3": {
+        "depth": 27, "num_heads": 16, "hidden_size": 1152, "intermediate_size": 4304, "out_hidden_size": 3584,
+        "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [8, 16, 24],
+    },
+}  # fmt: skip
+"""Of the vision part, where a checkpoint's config leaves it out: transformers' own."""
 
 FRAMES_PER_S, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768  # of a clip, as released
 _TOKEN_SIDE = {"2": 28, "2.5": 28, "3": 32}
@@ -94,30 +113,32 @@ def read_sizes(config: Mapping[str, Any], name: str, resize_pixels: tuple[int, i
         ConfigError: a size that is missing or impossible.
     """
     generation = GENERATIONS[config["model_type"]]
-    vision = config.get("vision_config")
-    if not isinstance(vision, Mapping):
+    if not isinstance(config.get("vision_config"), Mapping):
         raise ConfigError(f"{name}: config.json lacks 'vision_config', which Qwen-VL needs")
-    width = _size(vision, "embed_dim" if generation == "2" else "hidden_size", name)
-    patch_size, merge_size = _size(vision, "patch_size", name), _size(vision, "spatial_merge_size", name)
-    windows = _size(vision, "window_size", name) // (patch_size * merge_size) if generation == "2.5" else 0
+    vision = {**DEFAULTS[generation], **config["vision_config"]}
+
+    def size(key: str) -> int:
+        return whole_number(vision, key, f"{name}: vision_config")
+
+    width = size("embed_dim" if generation == "2" else "hidden_size")
+    patch_size, merge_size = size("patch_size"), size("spatial_merge_size")
+    windows = size("window_size") // (patch_size * merge_size) if generation == "2.5" else 0
     image, video = (config.get(key) or {} for key in ("preprocessor_config", "video_preprocessor_config"))
     released = _NORMALISATION[generation]
     sizes = QwenSizes(
         generation=generation,
         width=width,
-        mlp_width=int(width * vision.get("mlp_ratio", 4))
-        if generation == "2"
-        else _size(vision, "intermediate_size", name),
-        num_layers=_size(vision, "depth", name),
-        num_heads=_size(vision, "num_heads", name),
-        token_width=_size(vision, "hidden_size" if generation == "2" else "out_hidden_size", name),
+        mlp_width=int(width * vision["mlp_ratio"]) if generation == "2" else size("intermediate_size"),
+        num_layers=size("depth"),
+        num_heads=size("num_heads"),
+        token_width=size("hidden_size" if generation == "2" else "out_hidden_size"),
         patch_size=patch_size,
         merge_size=merge_size,
-        temporal_patch_size=_size({"temporal_patch_size": 2} | dict(vision), "temporal_patch_size", name),
+        temporal_patch_size=size("temporal_patch_size"),
         window_tokens=windows,
-        full_layers=frozenset(vision.get("fullatt_block_indexes", ())) if windows else frozenset(),
-        table_side=int(_size(vision, "num_position_embeddings", name) ** 0.5) if generation == "3" else 0,
-        deepstack_layers=tuple(vision.get("deepstack_visual_indexes", ())) if generation == "3" else (),
+        full_layers=frozenset(vision["fullatt_block_indexes"]) if windows else frozenset(),
+        table_side=int(size("num_position_embeddings") ** 0.5) if generation == "3" else 0,
+        deepstack_layers=tuple(vision["deepstack_visual_indexes"]) if generation == "3" else (),
         image_pixels=_pixel_range(image, _IMAGE_TOKENS[generation], generation, name)
         if resize_pixels is None
         else _checked(*resize_pixels, name),
@@ -130,8 +151,8 @@ def read_sizes(config: Mapping[str, Any], name: str, resize_pixels: tuple[int, i
     )
     if sizes.width % (4 * sizes.num_heads):
         raise ConfigError(f"{name}: the tower's width {sizes.width} gives {sizes.num_heads} heads no whole quarters")
-    if patch_size * merge_size * (windows or 1) != (vision.get("window_size") if windows else patch_size * merge_size):
-        raise ConfigError(f"{name}: windows of {vision.get('window_size')} pixels are no whole tokens")
+    if patch_size * merge_size * (windows or 1) != (vision["window_size"] if windows else patch_size * merge_size):
+        raise ConfigError(f"{name}: windows of {vision['window_size']} pixels are no whole tokens")
     return sizes
 
 
@@ -156,11 +177,3 @@ def _checked(least: int, most: int, name: str) -> PixelRange:
     if not 0 < least <= most:
         raise ConfigError(f"{name}: pictures cannot have at least {least} and at most {most} pixels")
     return PixelRange(least=least, most=most)
-
-
-def _size(table: Mapping[str, Any], key: str, name: str) -> int:
-    value = table.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        found = "lacks" if value is None else f"has {value!r} for"
-        raise ConfigError(f"{name}: vision_config {found} {key!r}, which Qwen-VL needs as a positive integer")
-    return value

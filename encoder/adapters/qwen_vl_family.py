@@ -6,30 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from encoder.adapters.qwen_vl import QwenVL
+from encoder.adapters.qwen_vl_config import DEFAULTS
 from encoder.adapters.registry import Family, Preset
 
 if TYPE_CHECKING:
     from encoder.config import EncoderConfig
 
-_PATCHES = {"in_channels": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
-_QWEN2 = _PATCHES | {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "hidden_act": "quick_gelu"}
-_QWEN2_5 = _PATCHES | {
-    "depth": 32,
-    "hidden_act": "silu",
-    "hidden_size": 1280,
-    "intermediate_size": 3420,
-    "num_heads": 16,
-    "window_size": 112,
-    "fullatt_block_indexes": [7, 15, 23, 31],
-    "tokens_per_second": 2,
-}
-_QWEN3 = _PATCHES | {
-    "patch_size": 16,
-    "hidden_act": "gelu_pytorch_tanh",
-    "num_heads": 16,
-    "num_position_embeddings": 2304,
-}
-_LARGE = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "deepstack_visual_indexes": [8, 16, 24]}
+_QWEN2 = DEFAULTS["2"] | {"hidden_act": "quick_gelu"}
+_QWEN2_5 = DEFAULTS["2.5"] | {"hidden_size": 1280, "hidden_act": "silu", "tokens_per_second": 2}
+_QWEN3 = DEFAULTS["3"] | {"hidden_act": "gelu_pytorch_tanh"}
 _SMALL = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]}
 _TINY_WINDOWS = {
     "depth": 4,
@@ -55,11 +40,11 @@ _VISION: dict[str, dict[str, dict[str, Any]]] = {
     "qwen3_vl": {
         "tiny-qwen3-vl": _QWEN3 | _TINY_3 | {"num_position_embeddings": 64, "out_hidden_size": 48},
         "random-qwen3-vl-4b": _QWEN3 | _SMALL | {"out_hidden_size": 2560},
-        "random-qwen3-vl-8b": _QWEN3 | _LARGE | {"out_hidden_size": 4096},
+        "random-qwen3-vl-8b": _QWEN3 | {"out_hidden_size": 4096},
     },
     "qwen3_vl_moe": {
         "tiny-qwen3-vl-moe": _QWEN3 | _TINY_3 | {"num_position_embeddings": 64, "out_hidden_size": 32},
-        "random-qwen3-vl-30b-a3b": _QWEN3 | _LARGE | {"out_hidden_size": 2048},
+        "random-qwen3-vl-30b-a3b": _QWEN3 | {"out_hidden_size": 2048},
     },
 }
 _RULES = {

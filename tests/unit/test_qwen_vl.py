@@ -18,9 +18,10 @@ from PIL import Image
 from qwen_reference import ReferenceQwenVL, image_processor
 from released import functions_of, random_clips
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from encoder.adapters.qwen_vl import QwenVL
-from encoder.adapters.qwen_vl_config import read_sizes
+from encoder.adapters.qwen_vl_config import DEFAULTS, GENERATIONS, read_sizes
 from encoder.adapters.qwen_vl_video import frame_size, sampled_frames
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.checkpoints import init_checkpoint
@@ -284,3 +285,17 @@ def test_configs_that_lack_something_are_refused() -> None:
     config = resolve_model("tiny-qwen3-vl").config
     with pytest.raises(ConfigError, match="has -1 for 'depth'"):
         read_sizes(config | {"vision_config": config["vision_config"] | {"depth": -1}}, "it")
+
+
+@pytest.mark.parametrize("model_type", GENERATIONS)
+def test_what_configs_leave_out_is_as_in_transformers(model_type: str) -> None:
+    """As its version 4 left out defaults: among them layers whose features are tokens, or that look beyond windows."""
+    vision = AutoConfig.for_model(model_type).vision_config
+    defaults = DEFAULTS[GENERATIONS[model_type]]
+    assert {key: getattr(vision, key) for key in defaults} == {
+        key: tuple(value) if isinstance(value, list) else value for key, value in defaults.items()
+    }
+    sizes = read_sizes({"model_type": model_type, "vision_config": {}}, "it")
+    assert (sizes.full_layers, sizes.deepstack_layers) == {
+        "2": (frozenset(), ()), "2.5": (frozenset({7, 15, 23, 31}), ()), "3": (frozenset(), (8, 16, 24))
+    }[sizes.generation]  # fmt: skip
