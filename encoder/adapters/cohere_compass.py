@@ -48,7 +48,7 @@ _TINY = {
 _TINY_TEXT = {
     "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 2, "vocab_size": 99, "layer_types": ["full_attention"],
-    "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}},
+    "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 4, 4]}},
 }  # fmt: skip
 
 FAMILY = Family(

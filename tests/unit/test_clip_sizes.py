@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
 from released import functions_of, random_clips, rule_of
 from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
@@ -127,6 +128,10 @@ def test_minicpmv46_takes_no_video_where_it_would_stack_frames() -> None:
     assert not isinstance(adapter, TakesVideo)
 
 
+@pytest.mark.skipif(
+    default_sample_indices_fn(VideoMetadata(total_num_frames=7, fps=30.0), num_frames=4)[-1] != 5,
+    reason=f"transformers {transformers.__version__} spaces frames by whole numbers, away from the clip's end",
+)
 def test_kimi_reads_the_frames_that_its_processor_reads() -> None:
     family = family_of("random-kimi-k2.5")
     for header in [*random_clips(200, 7), *short_clips()]:

@@ -5,6 +5,7 @@ The rules of transformers' image processors decide each of them alone; where the
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import random
@@ -121,10 +122,13 @@ def test_kimi() -> None:
     assert_same(ours, lambda width, height: resize(height, width, 14, 2, 16_384, 512), [28, 7168])
 
 
-def test_minicpmv46() -> None:
+@pytest.mark.parametrize("file", ["image_processing_pil_minicpmv4_6", "video_processing_minicpmv4_6"])
+def test_minicpmv46(file: str) -> None:
     names = {"ensure_divide", "find_best_resize", "get_refine_size", "get_sliced_grid"}
-    rule = rule_of("minicpmv4_6/image_processing_pil_minicpmv4_6.py", names)
-    limits = {"scale_resolution": 448, "patch_size": 14, "downsample_mode": "16x"}
+    rule = rule_of(f"minicpmv4_6/{file}.py", names)
+    limits: dict[str, Any] = {"scale_resolution": 448, "patch_size": 14}
+    if "downsample_mode" in inspect.signature(rule.find_best_resize).parameters:
+        limits["downsample_mode"] = "16x"
 
     def theirs(width: int, height: int) -> Any:
         grid = rule.get_sliced_grid((height, width), 9, 448)

@@ -72,7 +72,7 @@ def squares(model: Any, adapter: Any, frames: Sequence[Image.Image]) -> torch.Te
     pixels = pixels_of(adapter.family.pixels, frames, adapter.family.frame_tile(*SIZE))
     if model.config.model_type == "internvl":
         return model.get_image_features(pixels).pooler_output.flatten(0, 1)
-    return torch.cat(model.get_image_features(pixels[None]).pooler_output)
+    return torch.cat(list(model.get_image_features(pixels[None]).pooler_output))
 
 
 def pairs(model: Any, adapter: Any, frames: Sequence[Image.Image]) -> torch.Tensor:
@@ -93,11 +93,11 @@ def deep_pairs(model: Any, adapter: Any, frames: Sequence[Image.Image]) -> torch
 
 
 def chunks(model: Any, adapter: Any, frames: Sequence[Image.Image]) -> torch.Tensor:
-    """Kimi-K2.5: four frames together, and what is left over."""
+    """Kimi-K2.5: four frames together, and what is left over; each alone: transformers 5.17 takes no mix of them."""
     (tile,) = adapter.family.cut_frame(*SIZE, len(frames))
     parts = [patchify("kimi_k25", chunk, 14) for chunk in pixels_of(adapter.family.pixels, frames, tile).split(4)]
-    patches, grids = torch.cat([patches for patches, _ in parts]), torch.tensor([grid for _, grid in parts])
-    return torch.cat(model.model.get_video_features(patches, grids).pooler_output)
+    features = [model.model.vision_tower(patches, grid_thw=torch.tensor([grid])) for patches, grid in parts]
+    return torch.cat([model.model.mm_projector(output.pooler_output).squeeze(1) for output in features])
 
 
 def slices(model: Any, adapter: Any, frames: Sequence[Image.Image]) -> torch.Tensor:
