@@ -17,7 +17,7 @@ import torch
 
 from cluster.tables import aligned
 from encoder.adapters.registry import load_adapter
-from encoder.benchmark.files import save_json, two_panels
+from encoder.benchmark.files import two_panels
 from encoder.errors import WorkerStartError
 from encoder.media import probe_header
 from encoder.pictures import Size, draw_picture
@@ -202,11 +202,6 @@ def table(report: dict[str, Any]) -> str:
     if errors:
         lines.append(f"predicted against real time of runs: {statistics.median(errors):.1%} off in the median")
     return "\n".join(lines)
-
-
-def write_json(report: dict[str, Any], file: Path) -> None:
-    """All figures, for machines."""
-    save_json(report, file)
 
 
 def write_plot(report: dict[str, Any], file: Path) -> None:

@@ -23,7 +23,7 @@ from cluster.config import PoolConfig
 from cluster.gateway.threaded import GatewayThread, settle
 from cluster.pool import EncoderPool
 from cluster.tables import aligned
-from encoder.benchmark.files import save_json, two_panels
+from encoder.benchmark.files import two_panels
 from encoder.pictures import draw_picture
 
 ROUNDS = 3  # of either client, in turn
@@ -174,11 +174,6 @@ def table(report: dict[str, Any]) -> str:
         f"the process's own memory over {report['memory']['requests']:,} requests: "
         f"{' '.join(f'{value / 2**20:.0f}' for value in own)} MiB"
     )
-
-
-def write_json(report: dict[str, Any], file: Path) -> None:
-    """All figures, for machines."""
-    save_json(report, file)
 
 
 def write_plot(report: dict[str, Any], file: Path) -> None:

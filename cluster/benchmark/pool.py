@@ -15,7 +15,7 @@ from cluster.benchmark.load import measure_kill, measure_latency, measure_throug
 from cluster.config import PoolConfig, parse_config
 from cluster.pool import EncoderPool
 from cluster.tables import aligned
-from encoder.benchmark.files import save_json, two_panels
+from encoder.benchmark.files import two_panels
 from encoder.config import EncoderConfig
 from encoder.errors import WorkerStartError
 from encoder.pictures import TRAFFIC_SIZES, Size
@@ -113,11 +113,6 @@ def table(report: dict[str, Any]) -> str:
             f"failed, {kill['num_twice']} came twice"
         )
     return "\n\n".join(parts)
-
-
-def write_json(report: dict[str, Any], file: Path) -> None:
-    """All figures, for machines."""
-    save_json(report, file)
 
 
 def write_plot(report: dict[str, Any], file: Path) -> None:

@@ -11,7 +11,7 @@ from cluster.benchmark.days import simulate_days
 from cluster.benchmark.rates import measure_actor, measure_rate
 from cluster.benchmark.simulated import BATCH
 from cluster.tables import aligned
-from encoder.benchmark.files import save_json, two_panels
+from encoder.benchmark.files import two_panels
 
 POOLS = (8, 64, 512, 4096)
 
@@ -49,11 +49,6 @@ def table(report: dict[str, Any]) -> str:
     ]
     parts.append(aligned(columns, lines, right=columns[1:]))
     return "\n\n".join(parts)
-
-
-def write_json(report: dict[str, Any], file: Path) -> None:
-    """All figures, for machines."""
-    save_json(report, file)
 
 
 def write_plot(report: dict[str, Any], file: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from encoder.benchmark.rows import Report as EngineReport
     from encoder.config import EncoderConfig
 
-Report = TypeVar("Report")
+Report = TypeVar("Report", dict[str, Any], "EngineReport")
 
 
 def add(commands: Commands) -> None:
@@ -84,7 +84,7 @@ def run_engine(parsed: argparse.Namespace) -> int:
 
     from cluster.config import load_config
     from encoder.benchmark.engine import bench_engine
-    from encoder.benchmark.report import table, write_json, write_plot
+    from encoder.benchmark.report import table, write_plot
     from encoder.config import EncoderConfig
 
     device = parsed.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -95,7 +95,7 @@ def run_engine(parsed: argparse.Namespace) -> int:
     if len(configs) > 1:
         return _run_engines(configs, device, parsed)
     report = bench_engine(configs[0], device, repeats=parsed.repeats)
-    return _show(report, parsed, table, write_json, write_plot)
+    return _show(report, parsed, table, write_plot)
 
 
 def _run_engines(configs: list[EncoderConfig], device: str, parsed: argparse.Namespace) -> int:
@@ -124,17 +124,17 @@ def _run_engines(configs: list[EncoderConfig], device: str, parsed: argparse.Nam
 
 def run_router(parsed: argparse.Namespace) -> int:
     """Measure routing decisions."""
-    from cluster.benchmark.router import bench_router, table, write_json, write_plot
+    from cluster.benchmark.router import bench_router, table, write_plot
 
     report = bench_router(with_ray=not parsed.no_ray)
-    return _show(report, parsed, table, write_json, write_plot)
+    return _show(report, parsed, table, write_plot)
 
 
 def run_pool(parsed: argparse.Namespace) -> int:
     """Measure a pool."""
     import torch
 
-    from cluster.benchmark.pool import bench_pool, table, write_json, write_plot
+    from cluster.benchmark.pool import bench_pool, table, write_plot
     from cluster.config import load_config, parse_config
 
     num_gpus = torch.cuda.device_count()
@@ -148,12 +148,12 @@ def run_pool(parsed: argparse.Namespace) -> int:
     config = parse_config(values, source="bench pool")
     num_items = parsed.items or (1000 if num_gpus else 100)
     report = bench_pool(config, num_items=num_items, repeats=parsed.repeats, on_gpu=num_gpus > 0)
-    return _show(report, parsed, table, write_json, write_plot)
+    return _show(report, parsed, table, write_plot)
 
 
 def run_gateway(parsed: argparse.Namespace) -> int:
     """Measure the gateway."""
-    from cluster.benchmark.gateway import bench_gateway, table, write_json, write_plot
+    from cluster.benchmark.gateway import bench_gateway, table, write_plot
     from cluster.config import load_config, parse_config
 
     default = {"num_workers": 2, "worker": {"encoder": {"model": DEFAULT_MODEL}}}
@@ -165,12 +165,12 @@ def run_gateway(parsed: argparse.Namespace) -> int:
         connections=parsed.connections,
         num_requests=parsed.requests,
     )
-    return _show(report, parsed, table, write_json, write_plot)
+    return _show(report, parsed, table, write_plot)
 
 
 def run_change(parsed: argparse.Namespace) -> int:
     """Measure a worker that changes its graphs."""
-    from cluster.benchmark.change import bench_change, table, write_json, write_plot
+    from cluster.benchmark.change import bench_change, table, write_plot
     from cluster.config import load_config
     from encoder.config import EncoderConfig
     from workers.config import WorkerConfig
@@ -180,20 +180,21 @@ def run_change(parsed: argparse.Namespace) -> int:
     )
     if parsed.model is not None:
         config = config.model_copy(update={"encoder": config.encoder.model_copy(update={"model": parsed.model})})
-    return _show(bench_change(config, repeats=parsed.repeats), parsed, table, write_json, write_plot)
+    return _show(bench_change(config, repeats=parsed.repeats), parsed, table, write_plot)
 
 
 def _show(
     report: Report,
     parsed: argparse.Namespace,
     table: Callable[[Report], str],
-    write_json: Callable[[Report, Path], None],
     write_plot: Callable[[Report, Path], None],
 ) -> int:
     """Print a bench's table, and write the files that were asked for."""
+    from encoder.benchmark.files import save_json
+
     print(table(report))
     if parsed.json is not None:
-        write_json(report, parsed.json)
+        save_json(report if isinstance(report, dict) else report.as_dict(), parsed.json)
     if parsed.plot is not None:
         write_plot(report, parsed.plot)
     return OK

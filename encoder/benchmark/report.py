@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from encoder.benchmark.files import save_json, two_panels
+from encoder.benchmark.files import two_panels
 from encoder.benchmark.rows import Report, Row
 
 COLUMNS = ("engine", "workload", "slices/s", "x eager", "% of peak", "fill", "GPU ms", "p50 ms", "p99 ms", "GiB")
@@ -61,11 +61,6 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.p99_ms:.2f}",
         f"{row.memory_gib:.2f}",
     )
-
-
-def write_json(report: Report, file: Path) -> None:
-    """All figures, for machines."""
-    save_json(report.as_dict(), file)
 
 
 def write_plot(report: Report, file: Path) -> None:

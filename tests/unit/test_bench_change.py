@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fakes import graph
 
-from cluster.benchmark.change import Figures, measure_change, other_graphs, table, write_json
+from cluster.benchmark.change import Figures, measure_change, other_graphs, table
+from encoder.benchmark.files import save_json
 from encoder.config import EncoderConfig
 from workers.config import WorkerConfig
 
@@ -27,5 +28,5 @@ def test_the_bench_measures_a_small_worker_and_says_so(tmp_path: Path) -> None:
     assert figures.worst_distance < 1e-4
     report = {"date": "today", "runs": [asdict(figures)]}
     assert "during / before" in table(report)
-    write_json(report, tmp_path / "figures.json")
+    save_json(report, tmp_path / "figures.json")
     assert json.loads((tmp_path / "figures.json").read_text()) == report

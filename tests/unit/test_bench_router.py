@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from cluster.benchmark.days import simulate_days
-from cluster.benchmark.router import bench_router, table, write_json, write_plot
+from cluster.benchmark.router import bench_router, table, write_plot
+from encoder.benchmark.files import save_json
 
 
 def test_the_bench_prints_and_writes_what_it_measured(tmp_path: Path) -> None:
@@ -16,7 +17,7 @@ def test_the_bench_prints_and_writes_what_it_measured(tmp_path: Path) -> None:
     text = table(report)
     assert "bare power of two" in text
     assert "round-robin" in text
-    write_json(report, tmp_path / "out" / "figures.json")
+    save_json(report, tmp_path / "out" / "figures.json")
     assert json.loads((tmp_path / "out" / "figures.json").read_text()) == report
     assert all(rate["items_per_s"] > 0 for rate in report["rates"])
 

@@ -15,9 +15,10 @@ from encoder.adapters.qwen_vl import QwenVL
 from encoder.adapters.registry import load_adapter
 from encoder.benchmark import sweep
 from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
+from encoder.benchmark.files import save_json
 from encoder.benchmark.preparation import Preparation
 from encoder.benchmark.qwen_vl import QwenLoop, make_workloads
-from encoder.benchmark.report import table, write_json, write_plot
+from encoder.benchmark.report import table, write_plot
 from encoder.benchmark.rows import Report, Row
 from encoder.benchmark.workloads import random_sizes, useful_flops
 from encoder.config import EncoderConfig
@@ -103,7 +104,7 @@ def test_table_and_json_carry_every_figure(report: Report, tmp_path: Path) -> No
     assert len(text.splitlines()) == 6 + len(report.rows)
     assert "487" in text
     assert "662 TFLOP/s" in text
-    write_json(report, tmp_path / "deep" / "report.json")
+    save_json(report.as_dict(), tmp_path / "deep" / "report.json")
     read = json.loads((tmp_path / "deep" / "report.json").read_text())
     assert [row["slices_per_s"] for row in read["rows"]] == [row.slices_per_s for row in report.rows]
     assert math.isclose(read["overlap"], 0.99)
