@@ -230,6 +230,69 @@ def test_a_poison_item_fails_alone_and_is_refused_from_then_on() -> None:
     assert len(pool.log) == num_calls
 
 
+def test_an_item_that_was_on_a_dying_worker_goes_in_a_call_of_its_own() -> None:
+    pool = FakePool("abc")
+    died: set[bytes] = set()
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        contents = {item.encoded.tobytes() for item in batch.items}
+        assert not contents & died or len(batch.items) == 1
+        if worker_id == "a" and not contents & died:  # what it takes along waits, with others, until b or c is free
+            died.update(contents)
+            pool.restart(worker_id)
+            raise WorkerGone("killed")
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    pool.newest_first = False
+    check(PICTURES, client(pool, items_per_call=2).encode_many(PICTURES))
+    assert len(died) > 1
+
+
+def test_items_that_a_draining_worker_refuses_do_not_come_to_it_again() -> None:
+    pool = FakePool()
+    came: list[bytes] = []
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        if worker_id == "b":
+            return encoded(worker_id, batch)
+        came.extend(item.encoded.tobytes() for item in batch.items)
+        drains = ErrorNote(name="PoolClosedError", message="the worker is draining")
+        return encoded(worker_id, batch, failing=dict.fromkeys(range(len(batch.items)), drains))
+
+    pool.answer = answer
+    check(PICTURES, client(pool).encode_many(PICTURES))
+    assert came
+    assert len(came) == len(set(came))
+
+
+def test_a_call_that_is_never_answered_is_cancelled_and_its_items_go_elsewhere() -> None:
+    pool = FakePool()
+    pool.wait = lambda calls, timeout_s: [call for call in calls if pool.calls[call][0] != "a"][:1]  # type: ignore[method-assign]
+    check(PICTURES[:8], client(pool, call_timeout_s=0.05).encode_many(PICTURES[:8]))
+    hung = {batch.call_id for _, _, batch in pool.calls.values()}
+    assert hung
+    assert hung <= set(pool.cancelled)
+
+
+def test_an_item_that_is_refused_may_wait_while_others_of_its_stream_get_on() -> None:
+    pool = FakePool("a")
+    done: list[int] = []
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        is_large = batch.items[0].encoded.nbytes == len(PICTURES[0])
+        if is_large and len(done) < 10:
+            return encoded(worker_id, batch, failing={0: ErrorNote(name="PoolSaturatedError", message="full")})
+        time.sleep(0.02)
+        done.append(1)
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    pool.newest_first = False
+    encoder = client(pool, items_per_call=1, calls_per_worker=1, saturated_timeout_s=0.1)
+    check(PICTURES[:11], encoder.encode_many(PICTURES[:11]))
+
+
 def test_deaths_of_one_item_s_trials_do_not_excuse_another() -> None:
     pool = FakePool("abc")
 
