@@ -1,8 +1,8 @@
 """`RayCrew`: starts, watches and ends a pool's actors. The supervisor decides (supervisor.py).
 
 Every worker has a placement group of its own, so that a worker taken away frees its place and no other's, and a
-restarted process finds its place still reserved. The groups are named like the actors: what the pool has can be read
-from the cluster, whoever started it.
+restarted process finds its place still reserved. The groups are named after their workers: what the pool has can be
+read from the cluster, whoever started it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
 from cluster.lifecycle.crew import Life, Sight
 from cluster.lifecycle.nodes import NodeRoom, check_total, choose_node, demand_of, describe_demand, settle_groups
-from cluster.lifecycle.places import places_of
+from cluster.lifecycle.places import place_name, places_of
 from cluster.lifecycle.roster import NAMESPACE, ROUTER, actor_name, find_actor
 from cluster.routing.roster import Member
 from cluster.routing.router import RouterActor
@@ -88,12 +88,11 @@ class RayCrew:
     def adopt(self) -> list[str]:
         """Ids of the workers that are there, by their placement groups."""
         for place in places_of(self.name):
-            worker_id = place.name.removeprefix(actor_name(self.name, ""))
             try:
-                handle = find_actor(self.name, worker_id)
+                handle = find_actor(self.name, place.worker_id)
             except ValueError:  # it died for good: `look` says so
                 handle = None
-            self._hands[worker_id] = _Hand(handle=handle, place=place.handle)
+            self._hands[place.worker_id] = _Hand(handle=handle, place=place.handle)
         return list(self._hands)
 
     # --- what a supervisor asks for ------------------------------------------------------------------------------
@@ -107,7 +106,7 @@ class RayCrew:
         place = placement_group(
             [demand],
             strategy="STRICT_PACK",  # the one that takes a hint
-            name=actor_name(self.name, worker_id),
+            name=place_name(self.name, worker_id),
             _soft_target_node_id=node_id,
             **self._lifetime,
         )
@@ -202,10 +201,10 @@ class RayCrew:
         self._router.forget.remote(worker_id)
 
     def why_waiting(self, worker_ids: Iterable[str]) -> str:
-        places = {place.name: place for place in places_of(self.name)}
+        places = {place.worker_id: place for place in places_of(self.name)}
         waiting: dict[str, Mapping[str, float]] = {}
         for worker_id in worker_ids:
-            place = places.get(actor_name(self.name, worker_id))
+            place = places.get(worker_id)
             if place is not None and not place.made:
                 waiting[worker_id] = place.demand
         if not waiting:
@@ -237,9 +236,9 @@ class RayCrew:
             for node in ray.nodes()
             if node["Alive"]
         }
-        places = {place.name: place for place in places_of(self.name)}
+        places = {place.worker_id: place for place in places_of(self.name)}
         for worker_id, hand in self._hands.items():
-            place = places.get(actor_name(self.name, worker_id))
+            place = places.get(worker_id)
             node_id = hand.node_id if place is None or not place.node_id else place.node_id
             if place is not None and node_id in rooms:
                 room = rooms[node_id]

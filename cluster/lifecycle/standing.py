@@ -77,16 +77,16 @@ class SupervisorActor:
 
     def _main(self) -> None:
         found = self._find_workers()
-        if found:
-            logger.warning("the supervisor of pool %r is back and finds %s", self._config.name, ", ".join(found))
-            self._supervisor.adopt(found)
-        else:
-            try:
+        try:
+            if found:
+                logger.warning("the supervisor of pool %r is back and finds %s", self._config.name, ", ".join(found))
+                self._supervisor.adopt(found)
+            else:
                 self._supervisor.start(time.monotonic() + self._config.start_timeout_s)
-            except Exception as error:  # edge of a thread: who waits for the start reads it in the status
-                logger.warning("pool %r could not start: %s", self._config.name, error)
-                self._failure = ErrorNote.of(error, otherwise=WorkerStartError)
-                return
+        except Exception as error:  # edge of a thread: who waits for the start, or looks, reads it in the status
+            logger.warning("pool %r could not start: %s", self._config.name, error)
+            self._failure = ErrorNote.of(error, otherwise=WorkerStartError)
+            return
         self._supervisor.run()
 
     def _find_workers(self) -> list[str]:
@@ -212,7 +212,7 @@ def clear_pool(pool: str) -> list[str]:
     until_s = time.monotonic() + CLEAR_TIMEOUT_S
     while True:
         left = [actor_name(pool, part) for part in parts_of(pool)]
-        left += [f"placement group {place.name}" for place in places_of(pool)]
+        left += [f"placement group of {place.worker_id}" for place in places_of(pool)]
         left += [f"process {pid}" for pid in processes if born(pid) is not None]
         if not left or time.monotonic() > until_s:
             return left

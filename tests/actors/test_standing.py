@@ -16,6 +16,7 @@ import pytest
 import ray
 from fakes import heed_interrupts, tiny_config
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from cluster import EncoderPool
 from cluster.lifecycle.places import places_of
@@ -194,7 +195,10 @@ def test_an_end_leaves_nothing_and_its_clients_hear_of_it(standing: str, picture
     thread = threading.Thread(target=encode_for_ever)
     thread.start()
     time.sleep(0.5)
+    theirs = placement_group([{"memory": 1.0}], name=f"{standing}.training")  # of some other program in the cluster
     end_pool(standing)
+    assert placement_group_table(theirs)["state"] == "CREATED"
+    remove_placement_group(theirs)
     thread.join(30)
     assert len(heard) == 1
     with pytest.raises(PoolClosedError):
