@@ -86,9 +86,13 @@ def _budgets_for_traffic(traffic: Mapping[int, float], ladder: Sequence[int], ad
     return [*choose_budgets(traffic, max_graphs=max(1, len(ladder) - len(above))), *above]
 
 
-def affine_ms(budget: int, *, base: float = 16.0) -> float:
-    """Cost of a replay up to a factor: proportional to its rows, but for launches worth about `base` tokens of work."""
-    return base + budget
+LAUNCH_TOKENS = 16.0
+"""What the launches of a replay cost, in tokens of work."""
+
+
+def affine_ms(budget: int) -> float:
+    """Cost of a replay up to a factor: proportional to its rows, but for its launches."""
+    return LAUNCH_TOKENS + budget
 
 
 def choose_budgets(

@@ -12,7 +12,7 @@ from encoder.errors import ConfigError
 from encoder.weights import random_tensors, write_snapshot
 
 
-def init_checkpoint(model: str, directory: Path, *, seed: int = 0, dtype: str = "float32") -> None:
+def init_checkpoint(model: str, directory: Path, *, seed: int = 0) -> None:
     """Write the seeded weights of a preset, so that others can load the same numbers.
 
     Raises:
@@ -24,4 +24,4 @@ def init_checkpoint(model: str, directory: Path, *, seed: int = 0, dtype: str = 
         raise ConfigError(f"{directory} is not an empty directory; name a new one")
     adapter = load_adapter(EncoderConfig(model=model))
     tensors = random_tensors(adapter.weight_shapes(), seed)
-    write_snapshot(directory, adapter.checkpoint_config(), tensors, getattr(torch, dtype))
+    write_snapshot(directory, adapter.checkpoint_config(), tensors, torch.float32)

@@ -164,16 +164,12 @@ class GraphTable:
         return None, MissReason.TOO_LARGE if choices else MissReason.NO_AXIS_KEY
 
 
-def plan_replay(
-    pending: Sequence[SegmentShape], table: GraphTable, *, eager_patches: int, look_ahead: int = LOOK_AHEAD
-) -> Replay:
+def plan_replay(pending: Sequence[SegmentShape], table: GraphTable, *, eager_patches: int) -> Replay:
     """Choose the next replay for `pending`, oldest first; at least the oldest segment is in it.
 
-    Args:
-        eager_patches: patches that one eager run may join; a longer segment runs alone.
-        look_ahead: how many pending segments are considered.
+    `eager_patches` is what one eager run may join; a longer segment runs alone.
     """
-    window = pending[:look_ahead]
+    window = pending[:LOOK_AHEAD]
     keys, reason = table.home(window[0].grid)
     group = [index for index, shape in enumerate(window) if table.home(shape.grid) == (keys, reason)]
     if keys is None:

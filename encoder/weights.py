@@ -111,9 +111,9 @@ def _shards(snapshot: Path) -> dict[str, str]:
         raise WeightsError(f"{snapshot}: unreadable list of tensors: {error!r}") from error
 
 
-def _some(names: list[str], limit: int = 5) -> str:
-    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + rest
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + rest
 
 
 def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
 """How a square table of position embeddings is read at a grid of patches: table rows and weights for each patch."""
 
-# Shapes: P patches of a frame.
+# Shapes: P patches of a frame, J taps of each.
 
 from __future__ import annotations
 
@@ -13,23 +13,47 @@ from encoder.adapters.qwen_vl_geometry import frame_indices
 CUBIC = -0.75
 """Parameter of Keys' convolution kernel, as torch interpolates bicubically."""
 
+Taps = tuple[np.ndarray, np.ndarray]
+
 
 @lru_cache(maxsize=256)
-def bicubic_taps(rows: int, columns: int, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+def bilinear_taps(rows: int, columns: int, merge: int, side: int) -> Taps:
+    """Bilinear with corners aligned: four table rows (int32 `[P, 4]`) and their weights (float32 `[P, 4]`).
+
+    Patches come in the order of `frame_indices`.
+    """
+    return _in_order(rows, columns, merge, side, _linear_taps(rows, side), _linear_taps(columns, side))
+
+
+@lru_cache(maxsize=256)
+def bicubic_taps(rows: int, columns: int, merge: int, side: int) -> Taps:
     """Bicubic with corners not aligned: sixteen table rows (int32 `[P, 16]`) and their weights (float32 `[P, 16]`).
 
     Taps beyond the table stand for its border, as in `F.interpolate` and in `F.grid_sample(padding_mode="border")`.
     Patches come in the order of `frame_indices`.
     """
+    return _in_order(rows, columns, merge, side, _cubic_taps(rows, side), _cubic_taps(columns, side))
+
+
+def _in_order(rows: int, columns: int, merge: int, side: int, of_rows: Taps, of_columns: Taps) -> Taps:
     frame = frame_indices(rows, columns, merge, 0)
-    row_taps, row_weights = (part[frame.rows_P] for part in _axis_taps(rows, side))
-    column_taps, column_weights = (part[frame.columns_P] for part in _axis_taps(columns, side))
-    taps = row_taps[:, :, None] * side + column_taps[:, None, :]
-    weights = row_weights[:, :, None] * column_weights[:, None, :]
-    return taps.reshape(-1, 16).astype(np.int32), weights.reshape(-1, 16)
+    row_taps, row_weights = (part[frame.rows_P] for part in of_rows)
+    column_taps, column_weights = (part[frame.columns_P] for part in of_columns)
+    taps_PJ = (row_taps[:, :, None] * side + column_taps[:, None, :]).reshape(rows * columns, -1)
+    weights_PJ = (row_weights[:, :, None] * column_weights[:, None, :]).reshape(rows * columns, -1)
+    return taps_PJ.astype(np.int32), weights_PJ
 
 
-def _axis_taps(size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+def _linear_taps(size: int, side: int) -> Taps:
+    """Two taps and weights for each of `size` coordinates on a table of `side` entries; float32 as in the reference."""
+    source = np.arange(size, dtype=np.float32) * (side - 1) / np.float32(max(size - 1, 1))
+    floor = np.floor(source)
+    raw_taps = floor.astype(np.int64)[:, None] + np.arange(2)
+    distance = np.abs(source[:, None] - floor[:, None] - np.arange(2, dtype=np.float32))
+    return raw_taps.clip(0, side - 1), (1 - distance).clip(min=0).astype(np.float32)
+
+
+def _cubic_taps(size: int, side: int) -> Taps:
     """Four taps and weights for each of `size` coordinates on a table of `side` entries; float32."""
     source = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(side) / np.float32(size)
     source -= np.float32(0.5)

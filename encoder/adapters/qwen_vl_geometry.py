@@ -104,24 +104,3 @@ def frame_indices(rows: int, columns: int, merge: int, window: int) -> FrameIndi
         places_T=np.argsort(run_order).astype(np.int32),
         window_patches_W=window_patches,
     )
-
-
-@lru_cache(maxsize=256)
-def position_taps(rows: int, columns: int, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """How the square table of position embeddings is read, bilinearly with corners aligned: for each patch of a frame,
-    in the order of `frame_indices`, four table rows (int32 `[P, 4]`) and their weights (float32 `[P, 4]`)."""
-    frame = frame_indices(rows, columns, merge, 0)
-    row_taps, row_weights = (part[frame.rows_P] for part in _axis_taps(rows, side))
-    column_taps, column_weights = (part[frame.columns_P] for part in _axis_taps(columns, side))
-    taps = row_taps[:, :, None] * side + column_taps[:, None, :]
-    weights = row_weights[:, :, None] * column_weights[:, None, :]
-    return taps.reshape(-1, 4).astype(np.int32), weights.reshape(-1, 4)
-
-
-def _axis_taps(size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two taps and weights for each of `size` coordinates on a table of `side` entries; float32 as in the reference."""
-    source = np.arange(size, dtype=np.float32) * (side - 1) / np.float32(max(size - 1, 1))
-    floor = np.floor(source)
-    raw_taps = floor.astype(np.int64)[:, None] + np.arange(2)
-    distance = np.abs(source[:, None] - floor[:, None] - np.arange(2, dtype=np.float32))
-    return raw_taps.clip(0, side - 1), (1 - distance).clip(min=0).astype(np.float32)

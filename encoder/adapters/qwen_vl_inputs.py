@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from encoder.adapters.base import Segment, TensorSpec
+from encoder.adapters.interpolation import bilinear_taps
 from encoder.adapters.packed import fill_offsets, fill_pixels, fill_rows
 from encoder.adapters.qwen_vl_config import QwenSizes
-from encoder.adapters.qwen_vl_geometry import frame_indices, position_taps
+from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.types import Capacity
 
 
@@ -46,7 +47,7 @@ def fill_inputs(host: Mapping[str, np.ndarray], segments: Sequence[Segment], siz
         firsts = starts // sizes.patches_per_token
         fill_rows(host["places"], [frame.places_T + first for frame, first in zip(frames, firsts, strict=False)])
     if sizes.table_side:
-        taps = [position_taps(*grid, sizes.merge_size, sizes.table_side) for grid in grids]
+        taps = [bilinear_taps(*grid, sizes.merge_size, sizes.table_side) for grid in grids]
         fill_rows(host["taps"], [ids for ids, _ in taps])
         fill_rows(host["tap_weights"], [weights for _, weights in taps])
     return fill_pixels(host["pixels"], [segment.patches_PC for segment in segments])

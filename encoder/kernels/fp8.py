@@ -58,9 +58,9 @@ class Linear8:
         )
 
 
-def factor_for(largest: float, headroom: float = 2.0) -> float:
-    """The power of two that takes `headroom` times this magnitude to 448 at most."""
-    return 2.0 ** math.floor(math.log2(LARGEST / (max(largest, 1e-12) * headroom)))
+def factor_for(largest: float) -> float:
+    """The power of two that takes twice this magnitude to 448 at most."""
+    return 2.0 ** math.floor(math.log2(LARGEST / (max(largest, 1e-12) * 2)))
 
 
 def round_8(x: torch.Tensor) -> torch.Tensor:

@@ -15,13 +15,11 @@ from encoder.kernels.dispatch import runs_on_triton
 THETA = 10_000.0
 
 
-def rotary_tables(
-    num_coordinates: int, head_width: int, device: torch.device, theta: float = THETA
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_tables(num_coordinates: int, head_width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of one axis, float32 `[N, K/4]` each."""
     assert head_width % 4 == 0
     exponents = torch.arange(0, head_width // 2, 2, dtype=torch.float) / (head_width // 2)
-    angles = torch.arange(num_coordinates, dtype=torch.float)[:, None] * (1.0 / theta**exponents)
+    angles = torch.arange(num_coordinates, dtype=torch.float)[:, None] * (1.0 / THETA**exponents)
     return angles.cos().to(device), angles.sin().to(device)
 
 
