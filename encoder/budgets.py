@@ -11,6 +11,9 @@ from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
 from encoder.types import AxisKeys, GraphKey
 
+MAX_PATCHES = 2**31 - 1
+"""Of one graph: offsets into its buffers are 32-bit numbers, in every backend."""
+
 _Ladder = tuple[float, int, tuple[int, ...]]  # time, a size (bytes, or budgets), budgets
 
 
@@ -19,9 +22,9 @@ def token_budgets(adapter: EncoderAdapter, config: EncoderConfig, axis_keys: Axi
     that the adapter thinks worth it.
 
     Raises:
-        ConfigError: an unknown layout in the map, no budget at all, a budget below 1 or too small for a segment,
-            `max_segments_per_graph` above the smallest budget (a segment gives at least one token), or traffic where
-            there are several combinations of axis keys.
+        ConfigError: an unknown layout in the map, no budget at all, a budget below 1, too small for a segment or too
+            large for a graph, `max_segments_per_graph` above the smallest budget (a segment gives at least one token),
+            or traffic where there are several combinations of axis keys.
     """
     configured = config.token_budgets
     if isinstance(configured, dict):
@@ -50,7 +53,12 @@ def token_budgets(adapter: EncoderAdapter, config: EncoderConfig, axis_keys: Axi
             f"least one token; raise the budget or lower the segments"
         )
     for budget in budgets:
-        adapter.capacity(axis_keys, budget)  # raises for a budget that holds no segment
+        capacity = adapter.capacity(axis_keys, budget)  # raises for a budget that holds no segment
+        if capacity.patches > MAX_PATCHES:
+            raise ConfigError(
+                f"token budget {budget} for {axis_keys} is a graph of {capacity.patches} patches, which are numbered "
+                f"by 32 bits; name a smaller budget or layout"
+            )
     return budgets
 
 

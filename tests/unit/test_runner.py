@@ -127,6 +127,8 @@ def test_strip_too_long_for_any_graph_runs_eagerly(runner: EncoderRunner) -> Non
         ({"attention": "cudnn"}, "needs a GPU"),
         ({"precision": "fp8"}, "needs a GPU of compute capability 9.0"),
         ({"token_budgets": (32,)}, "holds no slice of 64 tokens"),
+        ({"token_budgets": (64 * 10**15,)}, "is a graph of .* patches, which are numbered by 32 bits; name a smaller"),
+        ({"layouts": ("100000x100000",)}, r"64 for \('100000x100000',\) is a graph of 10000000000 patches"),
     ],
 )
 def test_configuration_that_cannot_work_is_refused(changes: dict[str, object], message: str) -> None:
