@@ -26,6 +26,7 @@ LEASES_S = 5.0  # until a draining worker refuses what clients hold leases for
 GRACE_S = 1.0  # after a worker's last item was settled: its answer is still on the way
 END_TIMEOUT_S = 15.0  # until a process that should leave is killed
 NUM_NOTES = 8
+MANY_DEATHS = 3  # of processes one after the other that were never ready: it is no accident
 
 
 class Posts:
@@ -94,12 +95,17 @@ class Posts:
             post.incarnation = member.incarnation
         if member is not None and (member.error is not None or post.stage is Stage.READY):
             post.error = member.error
+        was, post.life = post.life, sight.life
         if sight.life is Life.DEAD:
             if post.stage is not Stage.ENDING:
                 self._lose(post, sight.reason)
             return
         if post.stage in LEAVING:
             return
+        if sight.life is Life.AWAY and was is not Life.AWAY and post.stage is not Stage.READY:
+            self._died_unready(post)
+            if post.stage is Stage.LOST:
+                return
         if member is not None and member.state is WorkerState.DRAINING:  # an earlier supervisor had begun that
             self._teams[post.group].target -= 1
             self._to(post, Stage.DRAINING)
@@ -113,13 +119,29 @@ class Posts:
                 self._crew.restart(post.worker_id)
                 self._to(post, Stage.AWAY)
             elif member is not None and member.state is WorkerState.READY:
-                if post.stage is not Stage.READY:
-                    self._teams[post.group].got_one()
-                self._to(post, Stage.READY)
-                post.was_ready = True
-                post.error = None
+                if post.stage is Stage.READY or member.leasable:  # else what is known is of a process that has died
+                    self._got_ready(post)
             elif post.stage is Stage.READY:
                 self._to(post, Stage.AWAY)
+
+    def _got_ready(self, post: Post) -> None:
+        if post.stage is not Stage.READY:
+            self._teams[post.group].got_one()
+        self._to(post, Stage.READY)
+        post.was_ready = True
+        post.error, post.num_deaths = None, 0
+
+    def _died_unready(self, post: Post) -> None:
+        """Ray starts it again and again: people should hear of it, and a pool that starts need not wait for it."""
+        post.num_deaths += 1
+        if post.num_deaths < MANY_DEATHS:
+            return
+        why = f"its process died {post.num_deaths} times as it loaded; is there memory enough for it?"
+        if not self.started:
+            self._lose(post, why)
+        elif post.num_deaths == MANY_DEATHS:
+            self.note(f"{post.worker_id} does not come up: {why}")
+            post.error = post.error or ErrorNote(name=WorkerStartError.__name__, message=why)
 
     def _see_crowds(self) -> None:
         """Two workers on one GPU: what came too much is lost."""

@@ -226,7 +226,10 @@ class Supervisor:
 
     def _what_is_missing(self) -> str:
         late = sorted(post.worker_id for post in self._posts if post.stage is not Stage.READY)
-        why = self._crew.why_waiting(late) or f"{', '.join(late)} still loading"
+        if why := self._crew.why_waiting(late):
+            return f"after {self._config.start_timeout_s:g} s {why}; free the resources, or raise start_timeout_s"
+        dying = sorted(post.worker_id for post in self._posts if post.stage is Stage.AWAY)
+        why = f"the process of {', '.join(dying)} dies as it starts" if dying else f"{', '.join(late)} still loading"
         return f"after {self._config.start_timeout_s:g} s {why}; free the resources, or raise start_timeout_s"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cluster.groups import GroupConfig
 from cluster.lifecycle.autoscaling import Autoscaler, LoadSample
+from cluster.lifecycle.crew import Life
 from cluster.lifecycle.status import Stage, WorkerStatus
 from cluster.routing.roster import Member
 from workers.messages import ErrorNote
@@ -30,6 +31,8 @@ class Post:
     num_restarts: int = 0
     error: ErrorNote | None = None
     was_ready: bool = False
+    life: Life = Life.WAITING  # of its process, when it was last looked at
+    num_deaths: int = 0  # of its processes, since one was ready
 
     @property
     def number(self) -> int:

@@ -313,6 +313,77 @@ def test_a_worker_that_restarts_is_away_until_it_is_ready_again() -> None:
     assert len(stage.crew.launched) == 2
 
 
+def test_a_worker_that_loads_again_is_not_ready_by_what_its_dead_process_had_said() -> None:
+    stage = Scene().started()
+    stage.crew.starts_by_itself = False
+    stage.crew.kill("worker-0")
+    stage.ticks(1)
+    stage.crew.processes["worker-0"].life = Life.UP
+    stage.ticks(10)
+    assert stage.stages() == {"worker-0": Stage.AWAY, "worker-1": Stage.READY}
+    stage.crew.start("worker-0")
+    stage.ticks(1)
+    assert stage.supervisor.status().settled
+
+
+def dying_at_every_other_look(crew: FakeCrew, worker_id: str) -> None:
+    """From now on its process comes up, and dies as it loads."""
+    look = crew.look
+
+    def look_on() -> Mapping[str, Sight]:
+        process = crew.processes[worker_id]
+        process.life = Life.UP if process.life is Life.AWAY else Life.AWAY
+        return look()
+
+    crew.starts_by_itself = False
+    crew.look = look_on  # type: ignore[method-assign]
+
+
+@pytest.mark.timeout(20)
+def test_a_start_fails_soon_when_a_process_dies_again_and_again_as_it_loads() -> None:
+    stage = Scene()
+    launch = stage.crew.launch
+
+    def launch_one_that_dies(worker_id: str, group: GroupConfig) -> None:
+        launch(worker_id, group)
+        if worker_id == "worker-1":
+            dying_at_every_other_look(stage.crew, worker_id)
+
+    stage.crew.launch = launch_one_that_dies  # type: ignore[method-assign]
+    with pytest.raises(WorkerStartError, match="worker-1 could not start: its process died 3 times as it loaded; is"):
+        stage.supervisor.start(stage.clock.now + 1)
+
+
+def test_a_start_that_is_over_names_processes_that_never_came_up() -> None:
+    stage = Scene()
+    stage.crew.starts_by_itself = False
+    launch = stage.crew.launch
+
+    def launch_dead(worker_id: str, group: GroupConfig) -> None:
+        launch(worker_id, group)
+        stage.crew.processes[worker_id].life = Life.AWAY
+
+    stage.crew.launch = launch_dead  # type: ignore[method-assign]
+    with pytest.raises(WorkerStartError, match="after 60 s the process of worker-0, worker-1 dies as it starts; free"):
+        stage.supervisor.start(stage.clock.now - 1)
+
+
+def test_a_worker_that_does_not_come_back_because_its_process_dies_again_and_again_is_told_once() -> None:
+    stage = Scene().started()
+    stage.crew.kill("worker-0")
+    dying_at_every_other_look(stage.crew, "worker-0")
+    stage.ticks(20)
+    status = stage.supervisor.status()
+    told = "its process died 3 times as it loaded; is there memory enough for it?"
+    assert status.notes == (f"worker-0 does not come up: {told}",)
+    assert [worker.error for worker in status.workers] == [told, None]
+    stage.crew.look = FakeCrew.look.__get__(stage.crew)  # type: ignore[method-assign]
+    stage.crew.start("worker-0")
+    stage.ticks(1)
+    assert stage.supervisor.status().settled
+    assert stage.supervisor.status().workers[0].error is None
+
+
 def test_a_worker_whose_node_left_no_room_says_what_it_waits_for() -> None:
     stage = Scene().started()
     stage.crew.starts_by_itself, stage.crew.waiting = False, "worker-0 found no place"
