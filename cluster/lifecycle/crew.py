@@ -39,7 +39,7 @@ class Crew(Protocol):
         """Reserve a worker's place and start its process there, as soon as there is room."""
 
     def look(self) -> Mapping[str, Sight]:
-        """Every worker that was launched and has not been buried."""
+        """Every worker that was launched and has not been buried. Raises PoolClosedError when none can be there."""
 
     def members(self) -> Sequence[Member] | None:
         """The workers as the router knows them; None while it does not answer."""

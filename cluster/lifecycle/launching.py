@@ -27,6 +27,7 @@ from cluster.lifecycle.places import place_name, places_of
 from cluster.lifecycle.roster import NAMESPACE, ROUTER, actor_name, find_actor
 from cluster.routing.roster import Member
 from cluster.routing.router import RouterActor
+from encoder.errors import PoolClosedError
 from workers.actor import worker_actor_class
 
 logger = logging.getLogger(__name__)
@@ -126,6 +127,8 @@ class RayCrew:
         self._hands[worker_id] = _Hand(handle=handle, place=place, node_id=node_id)
 
     def look(self) -> Mapping[str, Sight]:
+        if not ray.is_initialized():  # a call would start a Ray of its own
+            raise PoolClosedError("this process's connection to Ray was shut down, and with it its workers")
         now_s = time.monotonic()
         for hand in self._hands.values():
             if hand.ping is None and hand.life is not Life.DEAD:

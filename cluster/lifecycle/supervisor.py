@@ -21,7 +21,7 @@ from cluster.lifecycle.posts import Posts
 from cluster.lifecycle.status import PoolStatus, Stage
 from cluster.lifecycle.team import LEAVING, Post, Team
 from cluster.planning.replanning import Replanning
-from encoder.errors import ConfigError, EncoderPoolError, WeightsError, WorkerStartError
+from encoder.errors import ConfigError, EncoderPoolError, PoolClosedError, WeightsError, WorkerStartError
 from workers.messages import ErrorNote
 
 logger = logging.getLogger(__name__)
@@ -141,6 +141,9 @@ class Supervisor:
         while not self._stop.wait(TICK_S):
             try:
                 self.tick()
+            except PoolClosedError as error:  # there is nobody left to look after
+                logger.warning("nobody looks after the workers any more: %s", error)
+                return
             except Exception:  # edge of a thread: the workers go on without us, the next tick may succeed
                 logger.exception("the supervisor's tick failed")
 

@@ -74,7 +74,9 @@ class Transport(Protocol):
 class Gate:
     """Lets calls in until it is shut. A call made without Ray would start a Ray of its own, so none may be too late."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, connected: Callable[[], bool] = lambda: True) -> None:
+        """`connected`: whether there is a connection that a call can take; somebody else may have ended it."""
+        self._connected = connected
         self._changed = threading.Condition()
         self._num_inside = 0
         self.shut = False
@@ -83,6 +85,8 @@ class Gate:
         with self._changed:
             if self.shut:
                 raise PoolClosedError("the pool is closed")
+            if not self._connected():
+                raise PoolClosedError("this process's connection to Ray was shut down, and with it its way to the pool")
             self._num_inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -148,7 +152,7 @@ class RayTransport:
 
     def __init__(self, router: Any, roster: Roster, *, timeout_s: float, max_shared_bytes: int = 0) -> None:
         """`timeout_s` bounds calls to the router, `max_shared_bytes` memory that is lent to workers near by."""
-        self.gate = Gate()
+        self.gate = Gate(connected=ray.is_initialized)
         self.roster = roster
         self._router = router
         self._timeout_s = timeout_s

@@ -14,6 +14,7 @@ from fakes import tiny_config
 from ray.exceptions import ActorUnavailableError
 
 from cluster.lifecycle import local_ray
+from cluster.lifecycle.launching import RayCrew
 from cluster.lifecycle.roster import Roster
 from cluster.routing.leases import pack
 from cluster.streams.transport import Gate, RayCall, RayTransport, WorkerAway, WorkerGone
@@ -123,10 +124,13 @@ def test_a_shut_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
     thread.join()
 
 
-def test_a_closed_transport_makes_no_call_that_would_start_a_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["the pool", "somebody else"])
+def test_a_closed_transport_makes_no_call_that_would_start_a_ray(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     fake = FakeRay(monkeypatch)
     transport = RayTransport(object(), Roster("none"), timeout_s=1)
-    transport.gate.close()
+    if by == "the pool":
+        fake.up = True
+        transport.gate.close()
     calls = (
         lambda: transport.lease(pack([])),
         lambda: transport.wait([1], 1.0),
@@ -134,10 +138,19 @@ def test_a_closed_transport_makes_no_call_that_would_start_a_ray(monkeypatch: py
         lambda: transport.cancel("w", "c"),
         lambda: transport.suspect("w/1"),
         lambda: transport.release([1]),
+        lambda: transport.hello("client"),
+        lambda: transport.quarantine({}),
     )
     for call in calls:
         with pytest.raises(PoolClosedError):
             call()
+    assert fake.num_starts == 0
+
+
+def test_who_looks_after_workers_starts_no_ray_where_somebody_has_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay(monkeypatch)
+    with pytest.raises(PoolClosedError, match="connection to Ray was shut down"):
+        RayCrew("pool", tiny_config(), detached=False).look()
     assert fake.num_starts == 0
 
 
@@ -156,6 +169,7 @@ def test_a_call_that_never_left_is_told_from_one_whose_worker_died(
         raise ActorUnavailableError(said, None)
 
     monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     with pytest.raises(WorkerGone) as caught:
         RayTransport(object(), Roster("none"), timeout_s=1).result(RayCall("w", 1))
     assert type(caught.value) is kind

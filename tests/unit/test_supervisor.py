@@ -28,7 +28,7 @@ from cluster.routing.leases import Lease, LeaseRequest
 from cluster.routing.roster import Member
 from cluster.routing.router import Router
 from encoder.adapters.registry import load_adapter
-from encoder.errors import ConfigError, WeightsError, WorkerStartError
+from encoder.errors import ConfigError, PoolClosedError, WeightsError, WorkerStartError
 from encoder.types import GraphKey, ItemShape
 from workers.messages import Beat, ErrorNote, WorkerState
 
@@ -532,6 +532,18 @@ def test_what_is_decided_on_graphs_is_in_the_status() -> None:
     (decision,) = stage.supervisor.status().replanning
     assert decision.note == "workers or the router did not answer"
     assert (decision.model, decision.age_s, decision.next_look_s) == (encoder.model, 2.0, 8.0)
+
+
+@pytest.mark.timeout(20)
+def test_nobody_is_looked_after_where_the_way_to_the_workers_is_shut(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Scene().started()
+
+    def look() -> Mapping[str, Sight]:
+        raise PoolClosedError("the connection was shut down")
+
+    stage.crew.look = look  # type: ignore[method-assign]
+    stage.supervisor.run()
+    assert "nobody looks after the workers any more: the connection was shut down" in caplog.text
 
 
 def test_a_router_that_is_away_changes_nothing() -> None:
