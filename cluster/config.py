@@ -12,7 +12,7 @@ from pydantic import BaseModel, ByteSize, Field, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails
 
 from cluster.gateway.config import GatewayConfig
-from cluster.groups import SHARED, AutoscaleConfig, GroupConfig, inherit, starts_within
+from cluster.groups import SHARED, Amount, AutoscaleConfig, GroupConfig, Resources, inherit, starts_within
 from cluster.planning.replan_config import ReplanConfig
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError, kind_of
@@ -49,13 +49,13 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     ray_address: str | None = None
     """Address of a running Ray cluster. None: the one we are connected to, or RAY_ADDRESS, or a local one."""
 
-    cpus_per_worker: float = Field(default=1.0, ge=0, le=4096)
+    cpus_per_worker: Amount = Field(default=1.0, le=4096)
     """CPU cores that Ray reserves for each worker."""
 
-    gpu_share: float = Field(default=1.0, gt=0, le=1)
+    gpu_share: Amount = Field(default=1.0, gt=0, le=1)
     """Part of a GPU that each worker on one gets; below 1 several share it."""
 
-    resources: dict[str, float] = {}
+    resources: Resources = {}
     """Ray's custom resources that each worker needs, such as `{"fast_disk": 1}`, to choose its nodes by."""
 
     autoscale: AutoscaleConfig | None = None
@@ -219,7 +219,7 @@ def read_yaml(path: str | Path) -> Any:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:  # RecursionError: lists in lists without end
         raise ConfigError(f"{path.name}: not YAML: {_one_line(error)}") from error
 
 
@@ -273,5 +273,5 @@ def _model_at(loc: list[int | str]) -> type[BaseModel]:
     return model
 
 
-def _one_line(error: yaml.YAMLError) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from workers.config import WorkerConfig
 
 SHARED = ("worker", "cpus_per_worker", "gpu_share", "resources", "autoscale")
 """Keys of a group that the pool's top level may say for all of them."""
+
+
+LEAST_AMOUNT = 1e-4  # Ray counts resources in ten-thousandths
+RESERVED = {"CPU": "cpus_per_worker", "GPU": "gpu_share", "memory": None, "object_store_memory": None}
+
+
+def _countable(amount: float) -> float:
+    if 0 < amount < LEAST_AMOUNT:
+        raise ValueError(f"must be 0, or {LEAST_AMOUNT:g} at least: Ray counts no finer")
+    return amount
+
+
+def _custom(resources: dict[str, float]) -> dict[str, float]:
+    for name in resources.keys() & RESERVED.keys():
+        key = RESERVED[name]
+        raise ValueError(f"{name!r} is no custom resource of a cluster; {f'say {key}' if key else 'leave it out'}")
+    return resources
+
+
+Amount = Annotated[float, Field(ge=0, le=1e9), AfterValidator(_countable)]
+"""Of a resource, as Ray reserves it."""
+
+Resources = Annotated[dict[str, Amount], AfterValidator(_custom)]
+"""Custom resources of a Ray cluster by name."""
 
 
 class AutoscaleConfig(BaseModel, frozen=True, extra="forbid"):
@@ -53,13 +77,13 @@ class GroupConfig(BaseModel, frozen=True, extra="forbid"):
     num_workers: int = Field(ge=0, le=4096)
     worker: WorkerConfig
 
-    cpus_per_worker: float = Field(default=1.0, ge=0, le=4096)
+    cpus_per_worker: Amount = Field(default=1.0, le=4096)
     """CPU cores that Ray reserves for each worker."""
 
-    gpu_share: float = Field(default=1.0, gt=0, le=1)
+    gpu_share: Amount = Field(default=1.0, gt=0, le=1)
     """Part of a GPU that each worker on one gets; below 1 several share it."""
 
-    resources: dict[str, float] = {}
+    resources: Resources = {}
     """Ray's custom resources that each worker needs, such as `{"fast_disk": 1}`, to choose its nodes by."""
 
     autoscale: AutoscaleConfig | None = None

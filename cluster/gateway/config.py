@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
+from cluster.groups import Amount
+
 MAX_S = 1e6
 
 
@@ -88,7 +90,7 @@ class GatewayConfig(BaseModel, frozen=True, extra="forbid"):
     calls_per_worker: int = Field(default=8, ge=1, le=64)
     """Calls in flight on each worker."""
 
-    num_cpus: float = Field(default=0.0, ge=0, le=4096)
+    num_cpus: Amount = Field(default=0.0, le=4096)
     """CPU cores that Ray reserves for the gateway when it runs as an actor."""
 
     media_urls: MediaUrlConfig = MediaUrlConfig()

@@ -102,10 +102,9 @@ class Posts:
             return
         if post.stage in LEAVING:
             return
-        if sight.life is Life.AWAY and was is not Life.AWAY and post.stage is not Stage.READY:
-            self._died_unready(post)
-            if post.stage is Stage.LOST:
-                return
+        died_unready = sight.life is Life.AWAY and was is not Life.AWAY and post.stage is not Stage.READY
+        if died_unready and self._is_lost_to_deaths(post):
+            return
         if member is not None and member.state is WorkerState.DRAINING:  # an earlier supervisor had begun that
             self._teams[post.group].target -= 1
             self._to(post, Stage.DRAINING)
@@ -131,17 +130,19 @@ class Posts:
         post.was_ready = True
         post.error, post.num_deaths = None, 0
 
-    def _died_unready(self, post: Post) -> None:
-        """Ray starts it again and again: people should hear of it, and a pool that starts need not wait for it."""
+    def _is_lost_to_deaths(self, post: Post) -> bool:
+        """One more. Ray starts it again and again: people hear of it, and a pool that starts does not wait for it."""
         post.num_deaths += 1
         if post.num_deaths < MANY_DEATHS:
-            return
+            return False
         why = f"its process died {post.num_deaths} times as it loaded; is there memory enough for it?"
         if not self.started:
             self._lose(post, why)
-        elif post.num_deaths == MANY_DEATHS:
+            return True
+        if post.num_deaths == MANY_DEATHS:
             self.note(f"{post.worker_id} does not come up: {why}")
             post.error = post.error or ErrorNote(name=WorkerStartError.__name__, message=why)
+        return False
 
     def _see_crowds(self) -> None:
         """Two workers on one GPU: what came too much is lost."""
