@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_pool import PICTURES, FakePool, client, encoded, retrying_soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.client import Client
 from cluster.planning.traces import read_trace
 from cluster.routing.leases import Answer, Ask, Lease, LeaseRequest
 from cluster.streams import stream as stream_module
@@ -58,6 +60,20 @@ def test_outcomes_come_in_the_order_of_the_sources() -> None:
     assert max(number for _, number in pool.log) == 4
     assert pool.max_calls_each == 2
     assert pool.in_flight_ms() == 0
+
+
+def test_an_embedding_has_memory_of_its_own() -> None:
+    """What Ray hands out is read-only, and shared by all items of a call."""
+    pool = FakePool("a")
+    results: list[EncodeResult] = []
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        results.append(encoded(worker_id, batch))
+        return results[-1]
+
+    pool.answer = answer
+    embedding = client(pool).encode(PICTURES[0])
+    assert not np.shares_memory(embedding.tokens.numpy(), results[0].tokens_TE)
 
 
 def test_a_path_and_its_bytes_give_the_same(tmp_path: Path) -> None:
@@ -527,13 +543,10 @@ def test_a_trace_file_notes_what_was_encoded(tmp_path: Path) -> None:
     assert {(record.model, record.graphs, record.ms) for record in records} == {("fake", ("g",), 1.0)}
 
 
-def test_cancelled_items_leave_no_lease_and_end_no_more() -> None:
-    pool = FakePool("a")
-    one = client(pool, items_per_call=2, calls_per_worker=1)
-    stream = Stream(one)
-    ended: list[Outcome] = []
-    items = []
-    for source in PICTURES[:6]:
+def opened(stream: Stream, one: Client, sources: Sequence[bytes]) -> tuple[list[Item], list[Outcome]]:
+    """Items of a stream, and what becomes of them."""
+    items, ended = [], list[Outcome]()
+    for source in sources:
         encoded, header, shape = one.read(source)
         items.append(
             Item(
@@ -548,6 +561,58 @@ def test_cancelled_items_leave_no_lease_and_end_no_more() -> None:
             )
         )
         stream.add(items[-1])
+    return items, ended
+
+
+def one_sent_and_one_leased() -> tuple[FakePool, Client, Stream, list[Item], list[Outcome]]:
+    """Calls of one item; a worker that has its one call, and another item leased for the next."""
+    pool = FakePool("ab")
+    pool.router.suspect("b/1")
+    one = client(pool, items_per_call=1, calls_per_worker=1)
+    stream = Stream(one)
+    items, ended = opened(stream, one, PICTURES[:2])
+    pool.wait = lambda calls, timeout_s: []  # type: ignore[method-assign]
+    stream.step(more=False, wait=False)
+    assert len(pool.log) == 1
+    assert sum(member.num_leases for member in pool.router.members()) == 2
+    return pool, one, stream, items, ended
+
+
+def test_a_leased_item_that_is_cancelled_gives_its_lease_back() -> None:
+    pool, _, stream, items, _ = one_sent_and_one_leased()
+    stream.cancel(items[1:])
+    assert sum(member.num_leases for member in pool.router.members()) == 1
+
+
+def test_a_leased_item_whose_content_is_quarantined_meanwhile_gives_its_lease_back() -> None:
+    pool, one, stream, items, ended = one_sent_and_one_leased()
+    one.trials.quarantine(items[1].encoded)
+    stream.step(more=False, wait=False)
+    assert [type(outcome.error) for outcome in ended] == [PoisonItemError]
+    assert sum(member.num_leases for member in pool.router.members()) == 1
+
+
+def test_a_cancelled_item_is_not_sent_again_when_its_worker_dies() -> None:
+    pool = FakePool("a")
+    one = client(pool, items_per_call=2, calls_per_worker=1)
+    stream = Stream(one)
+    items, ended = opened(stream, one, PICTURES[:2])
+    pool.wait = lambda calls, timeout_s: []  # type: ignore[method-assign]
+    stream.step(more=False, wait=False)
+    stream.cancel(items[1:])
+    pool.restart("a")
+    del pool.wait  # type: ignore[method-assign]
+    while not ended:
+        stream.step(more=False, wait=True)
+    assert [number for _, number in pool.log] == [2, 1]
+    assert ended[0].source is PICTURES[0]
+
+
+def test_cancelled_items_leave_no_lease_and_end_no_more() -> None:
+    pool = FakePool("a")
+    one = client(pool, items_per_call=2, calls_per_worker=1)
+    stream = Stream(one)
+    items, ended = opened(stream, one, PICTURES[:6])
     pool.wait = lambda calls, timeout_s: []  # type: ignore[method-assign]
     stream.step(more=False, wait=False)  # two in a call, four wait
     stream.cancel([items[1], items[2], items[5], items[5]])
