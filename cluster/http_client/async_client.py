@@ -19,7 +19,7 @@ from cluster.gateway.item_maps import read_answer_item
 from cluster.gateway.requests import write_request
 from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens, RequestItem
 from cluster.http_client.refusals import PutOff, error_of, refusal, retry_after, unreachable
-from cluster.http_client.sources import Source, each, load
+from cluster.http_client.sources import Source, check_many, each, load
 from encoder.errors import ConfigError, EncoderPoolError, PoolError, RequestError
 from workers import spans
 
@@ -91,12 +91,23 @@ class AsyncHttpClient:
     async def encode_many(self, sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[ItemAnswer]:
         """An answer for each source, in their order, with bounded memory; what fails is an answer with an error.
 
-        Raises what concerns every item alike, such as UnauthorizedError.
+        Raises what concerns every item alike, such as UnauthorizedError; and what the sources raise, once what was
+        taken before is answered.
         """
+        check_many(sources)
         tasks: deque[asyncio.Task[list[ItemAnswer]]] = deque()
+        batches = self._batches(sources)
+        broken: Exception | None = None
         first = 0
         try:
-            async for batch in self._batches(sources):
+            while True:
+                try:
+                    batch = await anext(batches)
+                except StopAsyncIteration:
+                    break
+                except Exception as error:  # the caller's own
+                    broken = error
+                    break
                 if len(tasks) >= self._max_connections:
                     for answer in await tasks.popleft():
                         yield replace(answer, index=first)
@@ -106,6 +117,8 @@ class AsyncHttpClient:
                 for answer in await tasks.popleft():
                     yield replace(answer, index=first)
                     first += 1
+            if broken is not None:
+                raise broken
         finally:
             for task in tasks:
                 task.cancel()
@@ -113,6 +126,7 @@ class AsyncHttpClient:
 
     async def stream(self, sources: Iterable[Source]) -> AsyncGenerator[ItemAnswer]:
         """Answers of one request as its items end, in any order, each with its `index`. Nothing is asked again."""
+        check_many(sources)
         items = [await load(source) for source in sources]
         for answer in _unreadable(items):
             yield answer
@@ -201,9 +215,19 @@ class AsyncHttpClient:
             return found, retry_after(response)
 
     async def _batches(self, sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[list[RequestItem]]:
+        """Raises what the sources raise, behind a batch of what came before."""
         batch: list[RequestItem] = []
         num_bytes = 0
-        async for source in each(sources):
+        broken: Exception | None = None
+        taken = each(sources)
+        while True:
+            try:
+                source = await anext(taken)
+            except StopAsyncIteration:
+                break
+            except Exception as error:
+                broken = error
+                break
             item = await load(source)
             size = len(item.data or b"")
             if batch and (len(batch) >= self._items_per_request or num_bytes + size > MAX_REQUEST_BYTES):
@@ -213,6 +237,8 @@ class AsyncHttpClient:
             num_bytes += size
         if batch:
             yield batch
+        if broken is not None:
+            raise broken
 
     def _heads(self) -> dict[str, str]:
         """Of a request: it belongs to whatever span the caller is in."""

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+import sys
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 from pathlib import Path
 
 from cluster.gateway.wire import RequestItem
-from encoder.errors import BadMediaError
+from cluster.streams.sources import read_source
+from encoder.errors import ItemError
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 """A path, a URL with http:// or https://, or the encoded bytes themselves."""
 
 
+class SourcesBroken(Exception):
+    """The caller's iterator raised `error`, perhaps one that would end the event loop if it got there."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 async def load(source: Source) -> RequestItem:
-    """The item of a request; its error where the file cannot be read."""
-    if isinstance(source, bytes | bytearray | memoryview):
+    """The item of a request; its error where there is nothing to send."""
+    if isinstance(source, bytes):
         return RequestItem(data=source)
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         return RequestItem(url=source)
     try:
-        return RequestItem(data=await asyncio.to_thread(Path(source).read_bytes))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        return RequestItem(error=BadMediaError(f"{source} cannot be read: {reason}"))
+        return RequestItem(data=await asyncio.to_thread(read_source, source, sys.maxsize))
+    except ItemError as error:
+        return RequestItem(error=error)
+
+
+def check_many(sources: object) -> None:
+    """Raises TypeError for a single path or bytes object, whose pieces are no sources."""
+    if isinstance(sources, str | bytes | bytearray | memoryview | Path):
+        raise TypeError("this takes many paths, URLs or bytes objects; encode takes a single one")
 
 
 async def each(sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[Source]:
@@ -38,8 +53,17 @@ async def each(sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenera
 
 
 async def in_thread(sources: Iterable[Source]) -> AsyncGenerator[Source]:
-    """The caller's iterator may block, so it does not run on the event loop."""
-    iterator = iter(sources)
+    """The caller's iterator may block, so it does not run on the event loop. Raises SourcesBroken."""
+    iterator: Iterator[Source] = iter(sources)
     done = object()
-    while (source := await asyncio.to_thread(next, iterator, done)) is not done:
+
+    def take() -> Source | SourcesBroken | object:
+        try:
+            return next(iterator, done)
+        except BaseException as error:  # whatever it is, it is the caller's, and goes back to where they wait
+            return SourcesBroken(error)
+
+    while (source := await asyncio.to_thread(take)) is not done:
+        if isinstance(source, SourcesBroken):
+            raise source
         yield source  # type: ignore[misc]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -70,6 +71,67 @@ def test_a_stream_gives_items_as_they_end(client: HttpClient, pictures: list[byt
     answers = list(client.stream([b"broken", *pictures]))
     assert sorted(answer.index for answer in answers) == list(range(len(pictures) + 1))
     assert [answer.index for answer in answers if answer.tokens is None] == [0]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("error", [LookupError("no more"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_what_was_taken_before_the_sources_raised_is_answered_first(
+    client: HttpClient, pictures: list[bytes], error: BaseException
+) -> None:
+    def sources() -> Iterator[bytes]:
+        yield from pictures[:5]
+        raise error
+
+    answers = client.encode_many(sources())
+    assert [next(answers).status for _ in range(5)] == [200] * 5
+    with pytest.raises(type(error)):
+        next(answers)
+    assert client.encode(pictures[0]).shape, "the client goes on"
+
+
+def test_sources_on_the_event_loop_may_raise_as_well(gateway: GatewayThread, pictures: list[bytes]) -> None:
+    async def sources() -> AsyncIterator[bytes]:
+        for picture in pictures[:3]:
+            yield picture
+        raise LookupError("no more")
+
+    async def encode() -> None:
+        async with AsyncHttpClient(gateway.url) as client:
+            answers = client.encode_many(sources())
+            assert [(await anext(answers)).status for _ in range(3)] == [200] * 3
+            with pytest.raises(LookupError, match="no more"):
+                await anext(answers)
+
+    asyncio.run(encode())
+
+
+def test_a_source_that_is_none_fails_alone_and_a_single_one_is_no_list(
+    client: HttpClient, pictures: list[bytes]
+) -> None:
+    released = memoryview(pictures[0])
+    released.release()
+    sources: list[Any] = [pictures[0], None, 5, "/dev/zero", "a\0b", released, bytearray(pictures[1])]
+    answers = list(client.encode_many(sources))
+    assert [answer.status for answer in answers] == [200, *[422] * 5, 200]
+    assert answers[1].message == "a source is a path or a file's bytes, got nothing"
+    for single in (pictures[0], "photo.png", Path("photo.png")):
+        with pytest.raises(TypeError, match="takes many"):
+            client.encode_many(single)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="takes many"):
+            client.stream(single)  # type: ignore[arg-type]
+
+
+def test_a_client_that_nobody_closes_ends_with_its_last_reference(
+    gateway: GatewayThread, pictures: list[bytes]
+) -> None:
+    client = HttpClient(gateway.url)
+    answers = client.encode_many(pictures * 3)
+    next(answers)
+    thread = client._thread
+    del client, answers
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_a_stream_left_early_drops_its_work(gateway: GatewayThread, pictures: list[bytes]) -> None:
