@@ -41,6 +41,7 @@ class FakePool:
         self.incarnations = dict.fromkeys(names, 0)
         self.calls: dict[int, tuple[str, int, EncodeBatch]] = {}
         self.log: list[tuple[str, int]] = []  # worker and number of items of each call
+        self.num_asked = 0  # items, each time for a lease
         self.cancelled: list[str | int] = []
         self.max_calls_each = 0
         self.num_lost_calls = 0  # that were under way to a worker when it restarted
@@ -56,6 +57,7 @@ class FakePool:
         self.router.register(report(name, incarnation=incarnation, graphs=(graph(),), max_queue_ms=self.max_queue_ms))
 
     def lease(self, ask: Ask) -> Answer:
+        self.num_asked += len(ask.which)
         return self.router.lease(ask)
 
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:

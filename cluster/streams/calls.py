@@ -20,6 +20,8 @@ from workers import spans
 from workers.messages import EncodeBatch, EncodeItem, EncodeResult
 from workers.priority import Priority
 
+FULL_RETRY_MS = 50.0  # before a worker that had no room is asked again
+
 
 @dataclass(slots=True, eq=False)
 class Call:
@@ -137,13 +139,14 @@ class Calls:
     def _end_trial(self, call: Call) -> None:
         if call.is_trial:
             self._session.trials.end(call.worker_id)
+            self._leasing.wake_suspects()
 
     def _settle(self, call: Call, result: EncodeResult) -> None:
         now_s = time.monotonic()
         at_worker_ms = max((sum(answer.timings_ms.values()) for answer in result.items), default=0.0)
         on_the_way_s = max(0.0, now_s - call.sent_s - at_worker_ms / 1e3)
         self._session.meter.observe("encpool_stage_seconds", "transfer", value=on_the_way_s)
-        offsets = result.offsets
+        offsets, full, why = result.offsets, [], ""
         for number, (item, answer) in enumerate(zip(call.items, result.items, strict=True)):
             if answer.error is None:
                 self._items.progress_s = now_s
@@ -152,9 +155,8 @@ class Calls:
                 continue
             error = answer.error.to_error()
             if isinstance(error, PoolSaturatedError):
-                self._count_retries("full", 1)
-                again = Refusal(saturated=True, retry_ms=50.0, message=str(error))
-                self._leasing.come_back([item], again, now_s)
+                full.append(item)
+                why = str(error)
             elif isinstance(error, PoolClosedError):
                 self._count_retries("draining", 1)
                 self._leasing.retry_elsewhere([item])
@@ -162,6 +164,9 @@ class Calls:
                 self._blame(item, call, str(error))
             else:
                 self._items.fail(item, error)
+        if full:
+            self._count_retries("full", len(full))
+            self._leasing.turn_away(full, Refusal(saturated=True, retry_ms=FULL_RETRY_MS, message=why), now_s)
 
     def _count_retries(self, reason: str, num_items: int) -> None:
         self._session.meter.add("encpool_retries_total", reason, amount=num_items)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 from cluster.routing.leases import Lease, LeaseRequest, Refusal
@@ -55,15 +55,15 @@ class Leasing:
         per_call = self._config.items_per_call
         num_leased = sum(len(queue) for seat, queue in self._leased.items() if seat[1] is priority)
         num_wanted = max(0, num_slots * per_call - num_leased)
-        waiting = (item for item in self._waiting if item.priority is priority and item.not_before_s <= now_s)
-        ripe = list(islice(waiting, num_wanted))
-        if not ripe or (len(ripe) < per_call and not is_idle and more):
-            return  # full calls are cheaper; a short one goes when nothing more comes, or nobody works
+        ripe = list(islice(self._ripe(priority, now_s), num_wanted))
+        can_wait = len(ripe) < per_call and not is_idle and more and not any(item.avoided for item in ripe)
+        if not ripe or can_wait:
+            return  # full calls are cheaper; a short one goes when nothing more comes, nobody works, or it went before
         requests = [
             LeaseRequest(
                 shape=item.shape,
                 num_bytes=item.encoded.nbytes,
-                exclude=frozenset(item.exclude),
+                exclude=item.avoided,
                 digest=item.digest if self._says_content and item.scope is not None else 0,
             )
             for item in ripe
@@ -81,9 +81,32 @@ class Leasing:
                 self._leased.setdefault((answer.worker_id, priority), deque()).append(item)
                 taken.add(item)
                 gets_on = True
-            elif self._refused(item, answer, time.monotonic(), behind_own=gets_on):
+                continue
+            if item.turned_away is not None:  # and nobody else takes it
+                (_, said), item.turned_away = item.turned_away, None
+                answer = answer if answer.saturated else said
+            if self._refused(item, answer, time.monotonic(), behind_own=gets_on):
                 taken.add(item)
         self._waiting = deque(item for item in self._waiting if item not in taken)
+
+    def _ripe(self, priority: Priority, now_s: float) -> Iterator[Item]:
+        """Those that may be asked for now; of suspects no more than workers can try."""
+        num_trials = max(1, self._session.num_workers()) - self._session.trials.num_open
+        for item in self._waiting:
+            if item.priority is not priority or item.not_before_s > now_s:
+                continue
+            if item.is_suspect:
+                num_trials -= 1
+                if num_trials < 0:
+                    item.not_before_s = now_s + TRIAL_RETRY_S
+                    continue
+            yield item
+
+    def wake_suspects(self) -> None:
+        """A worker is free to try the next one."""
+        for item in self._waiting:
+            if item.is_suspect:
+                item.not_before_s = 0.0
 
     def seats(self) -> list[Seat]:
         """Where leased items wait."""
@@ -133,12 +156,25 @@ class Leasing:
         item.not_before_s = now_s + min(MAX_RETRY_S, max(MIN_RETRY_S, refusal.retry_ms / 1e3))
         return False
 
+    def turn_away(self, items: Sequence[Item], refusal: Refusal, now_s: float) -> None:
+        """The worker has no room for these, which the router did not know: they try another at once, then they wait."""
+        self.come_back([item for item in items if item.turned_away is not None], refusal, now_s)
+        for item in reversed(items):
+            if item.turned_away is not None:
+                item.turned_away = None
+                continue
+            assert item.lease is not None
+            item.turned_away, item.lease = (item.lease.incarnation, refusal), None
+            item.refused_s = now_s if item.refused_s is None else item.refused_s
+            if item.is_open:
+                self._waiting.appendleft(item)
+
     def retry_elsewhere(self, items: Sequence[Item]) -> None:
         """These go to another worker than their lease says, first of all."""
         for item in reversed(items):
             assert item.lease is not None
             item.exclude.add(item.lease.incarnation)
-            item.lease = None
+            item.lease = item.turned_away = None
             if item.is_open:
                 self._waiting.appendleft(item)
 

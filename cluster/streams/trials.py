@@ -52,6 +52,11 @@ class Trials:
         with self._lock:
             self._workers.discard(worker_id)
 
+    @property
+    def num_open(self) -> int:
+        """Workers with such an item."""
+        return len(self._workers)
+
     def note_death(self, incarnation: str) -> None:
         """A worker died, and no item on board had been on a dying worker before."""
         with self._lock:
