@@ -5,10 +5,10 @@ An item costs about the same on all workers that hold the same graphs for it and
 (Mitzenmacher, "The power of two choices", 2001), so it takes as long for thousands of workers as for ten, and looks no
 further than the first group while no other can finish sooner.
 
-A lease names one worker: the second choice, another holder or eager elsewhere, is made when it is needed, by a call that
-excludes the first. On two busy cores that call takes 1 to 4 ms, of 0.2 to 0.7 s from a worker's death to the first
-re-dispatch and of 3 to 9 ms after a refusal; made beforehand, it would know neither who died nor how queues stand by then,
-and would have to be counted in flight on both.
+A lease names one worker: the second choice, another holder or eager elsewhere, is made when it is needed, by a call
+that excludes the first. On two busy cores such a call takes 1 to 4 ms (medians), of the 0.3 s from a worker's death to
+the first re-dispatch and of the 4 ms from a call that is refused to the next; a choice made beforehand would know
+neither who died nor how queues stand by then, and would have to be counted in flight on both.
 """
 
 from __future__ import annotations
