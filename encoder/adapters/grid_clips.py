@@ -27,7 +27,7 @@ class ClipGridFamily(GridFamily, Protocol):
     frames_a_patch: int  # of those, frames whose pixels share a patch: 1, or all of them
 
     def frame_numbers(self, header: MediaHeader, options: VideoConfig) -> list[int]:
-        """The frames that are read, never falling; at least one."""
+        """The frames that are read, never falling; at least one, and a multiple of `frames_a_patch`."""
 
     def cut_frame(self, width: int, height: int, num_frames: int) -> list[Tile]:
         """The pieces of each of so many frames of this size."""
@@ -71,12 +71,11 @@ class ClipGridAdapter(GridAdapter):
 
     def _clip_grid(self, num_frames: int, width: int, height: int) -> Grid:
         side = self.family.patch_size
-        return -(-num_frames // self.family.frames_a_patch), height // side, width // side
+        return num_frames // self.family.frames_a_patch, height // side, width // side
 
     def _clip_segment(self, pictures: Sequence[np.ndarray]) -> Segment:
-        """Frames after one another, or side by side in the same patches: then the last stands in for missing ones."""
+        """Frames after one another, or side by side in the same patches."""
         height, width, _ = pictures[0].shape
         parts = [self.cut_patches(picture) for picture in pictures]
-        missing = -len(parts) % self.family.frames_a_patch
-        patches = np.concatenate([*parts, *parts[-1:] * missing], axis=1 if self.family.frames_a_patch > 1 else 0)
+        patches = np.concatenate(parts, axis=1 if self.family.frames_a_patch > 1 else 0)
         return Segment(shape=self.measure(self._clip_grid(len(parts), width, height)), patches_PC=patches)

@@ -142,6 +142,13 @@ def test_frames_without_times_are_stills() -> None:
         assert np.array_equal(segment.patches_PC, still.patches_PC)
 
 
+def test_a_long_clip_goes_on_in_parts() -> None:
+    """Of 16,384 patches: sixteen frames of a square clip."""
+    config = EncoderConfig(model="random-minicpmv-2.6")
+    parts = prepare_item(make_clip(18, (64, 64), fps=1), load_adapter(config), config)
+    assert [len(part) for part in parts] == [16, 2]
+
+
 def test_version_2_5_takes_no_video() -> None:
     assert not isinstance(load_adapter(EncoderConfig(model="tiny-minicpmv-2.5")), TakesVideo)
     assert isinstance(load_adapter(EncoderConfig(model="tiny-minicpmv-4.5")), MiniCPMVideo)
@@ -156,6 +163,7 @@ def test_version_2_5_takes_no_video() -> None:
         ((90_000, 25.0), 540, 3, [83, 250, 416, 583], [33, 100], (89_916, 35_966)),
         ((35, 2.6), 40, 1, [0, 1, 2, 3], [0, 4], (34, 131)),
         ((200, 1.0), 540, 3, [0, 0, 0, 1], [0, 0], (199, 1990)),
+        ((10, 1.0), 10, 1, [0, 1, 2, 3], [0, 10], (9, 90)),
     ],
 )
 def test_frames_and_times_are_those_of_the_card(

@@ -39,7 +39,7 @@ def table(views: list[GraphView] = VIEWS) -> GraphTable:
 
 
 @given(
-    pending_lists,
+    st.lists(st.one_of(grids, st.tuples(st.just(1), st.integers(1, 3), st.integers(1, 3))).map(measure), max_size=60),
     st.builds(
         Capacity,
         patches=st.integers(0, 400),
@@ -131,6 +131,15 @@ def test_replays_that_slow_down_do_not_make_eager_look_faster() -> None:
         drifting.correct(VIEWS[2].key, elapsed_ms=4.0, num_patches=128)
     assert drifting.views[0].cost_ms == pytest.approx(4.0, rel=1e-3)
     assert plan_replay(shapes, drifting, eager_patches=100).key == VIEWS[2].key
+
+
+def test_what_a_half_full_replay_takes_says_nothing_of_a_full_one() -> None:
+    learning = table([view("any", 16, 2.0)])
+    for _ in range(50):
+        assert learning.correct(VIEWS[2].key, elapsed_ms=1.5, num_patches=64) <= 2.0
+    assert learning.views[0].cost_ms == 2.0
+    learning.correct(VIEWS[2].key, elapsed_ms=1.5, num_patches=128)
+    assert learning.views[0].cost_ms < 2.0
 
 
 def test_without_graphs_everything_runs_eagerly() -> None:

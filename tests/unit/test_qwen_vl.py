@@ -187,7 +187,20 @@ def test_long_clips_share_the_context() -> None:
     adapter = make_adapter("random-qwen2.5-vl-7b")
     for minutes in (1, 5, 10):
         header = MediaHeader(width=1920, height=1080, num_frames=minutes * 1800, frames_per_s=30)
-        assert adapter.probe_video(header).num_tokens <= 0.9 * 128_000
+        shape = adapter.probe_video(header)
+        assert shape.num_tokens <= 0.9 * 128_000
+    assert shape.num_tokens > 0.8 * 0.9 * 128_000
+    many = make_adapter("random-qwen2.5-vl-7b", video={"max_frames": 4000})
+    hour = MediaHeader(width=1920, height=1080, num_frames=60 * 1800, frames_per_s=30)
+    tokens = {many.measure(grid).num_tokens for grid in many.probe_video(hour).grids}
+    assert 115 < min(tokens) == max(tokens) < 141, "no less than the least of a frame"
+
+
+def test_frames_between_which_a_step_is_no_whole_number_end_with_the_clip() -> None:
+    """17 / (17 / 14) is a little over 14: there is a place more, at the end."""
+    header = MediaHeader(width=640, height=480, num_frames=17, frames_per_s=30)
+    numbers = sampled_frames(header, make_adapter("random-qwen2.5-vl-7b").sizes, VideoConfig(num_frames=14))
+    assert (len(numbers), numbers[-1]) == (15, 16)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
