@@ -77,29 +77,54 @@ def different(files: Sequence[bytes]) -> Iterator[bytes]:
 
 def measure_throughput(pool: EncoderPool, files: Sequence[bytes], num_items: int) -> Throughput:
     """Saturate the pool with `num_items` items that all differ."""
-    before = pool.stats()
-    done: list[tuple[float, int]] = []  # when, and how many segments
-    for outcome in pool.encode_many(islice(different(files), num_items)):
+    before = _Count.of(pool)
+    # While the window fills and empties, and the clocks of a cold chip fall, rates are others. Outcomes come in the
+    # order of the items, in bursts, so what workers ran is counted, not what came back.
+    first = num_items // 4
+    last = num_items - 1 - min(pool.config.window(before.num_workers), first)
+    num_segments, middle = 0, []
+    for number, outcome in enumerate(pool.encode_many(islice(different(files), num_items))):
         if outcome.error is not None:
             raise outcome.error
         assert outcome.embedding is not None
-        done.append((time.perf_counter(), len(outcome.embedding.shape.grids)))
-    # While the window fills and empties, rates are others; outcomes come in order, so in bursts of at most a window.
-    edge = min(pool.config.window(before.num_workers), num_items // 4)
-    first, last = edge, num_items - 1 - edge
-    seconds = done[last][0] - done[first][0]
-    after = pool.stats()
-    hits = after.segment_hits - before.segment_hits
-    misses = sum(after.segment_misses.values()) - sum(before.segment_misses.values())
-    run = sum(r.stats.run_patches for r in after.reports) - sum(r.stats.run_patches for r in before.reports)
-    useful = sum(r.stats.useful_patches for r in after.reports) - sum(r.stats.useful_patches for r in before.reports)
+        num_segments += len(outcome.embedding.shape.grids)
+        if number in (first, last):
+            middle.append(_Count.of(pool))
+    after = _Count.of(pool)
+    begin, end = middle if middle[0].segments < middle[1].segments else (before, after)  # too few items for a middle
+    rate = (end.segments - begin.segments) / (end.at_s - begin.at_s)
+    hits, run = after.hits - before.hits, after.run_patches - before.run_patches
     return Throughput(
         num_workers=after.num_workers,
-        items_per_s=(last - first) / seconds,
-        segments_per_s=sum(num_segments for _, num_segments in done[first + 1 : last + 1]) / seconds,
-        hit_rate=hits / max(1, hits + misses),
-        fill=useful / run if run else 0.0,
+        items_per_s=rate * num_items / num_segments,
+        segments_per_s=rate,
+        hit_rate=hits / max(1, after.segments - before.segments),
+        fill=(after.useful_patches - before.useful_patches) / run if run else 0.0,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Count:
+    """What a pool's workers ran until now."""
+
+    at_s: float
+    num_workers: int
+    hits: int
+    segments: int
+    useful_patches: int
+    run_patches: int
+
+    @classmethod
+    def of(cls, pool: EncoderPool) -> _Count:
+        stats = pool.stats()
+        return cls(
+            at_s=time.perf_counter(),
+            num_workers=stats.num_workers,
+            hits=stats.segment_hits,
+            segments=stats.segment_hits + sum(stats.segment_misses.values()),
+            useful_patches=sum(report.stats.useful_patches for report in stats.reports),
+            run_patches=sum(report.stats.run_patches for report in stats.reports),
+        )
 
 
 class _Nothing:
