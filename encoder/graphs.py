@@ -51,12 +51,8 @@ class Graph:
         model: EncoderModel,
         device: torch.device,
         pool: Any,
-        pool_bytes: int,
     ) -> None:
-        """Allocate the inputs and, on CUDA, warm up and record. Device errors are the caller's to handle.
-
-        `pool_bytes`: scratch memory that the pool holds already.
-        """
+        """Allocate the inputs and, on CUDA, warm up and record. Device errors are the caller's to handle."""
         self.key, self.capacity, self.pool = key, capacity, pool
         self.layout = ArenaLayout.of(adapter.inputs(key.axis_keys, capacity))
         self._model = model
@@ -72,18 +68,15 @@ class Graph:
             self.shared_bytes = scratch_bytes(self._forward, device)
             torch.cuda.synchronize(device)
             self._cuda_graph = torch.cuda.CUDAGraph()
-            outside, reserved = bytes_outside_torch(device), torch.cuda.memory_reserved(device)
+            outside = bytes_outside_torch(device)
             # "thread_local": what other threads do while a worker in traffic captures is no business of the capture.
             graph = torch.cuda.graph(self._cuda_graph, pool=pool, capture_error_mode="thread_local")
             # The outer one restores the stream, which a capture that fails would leave at its own.
             with torch.cuda.stream(torch.cuda.current_stream(device)), graph:
-                if self.shared_bytes > pool_bytes:
-                    # Freed at once, and cut up by what follows: blocks that the pool gains one by one leave gaps that
-                    # take a third to a half more.
-                    torch.empty(self.shared_bytes, dtype=torch.uint8, device=device)
+                reserved = torch.cuda.memory_reserved(device)  # only now: a capture begins by emptying torch's cache
                 self.output_TE = self._forward()
+                self.grown_bytes = max(0, torch.cuda.memory_reserved(device) - reserved - self.output_TE.nbytes)
             recording_bytes = max(0, bytes_outside_torch(device) - outside)
-            self.grown_bytes = max(0, torch.cuda.memory_reserved(device) - reserved - self.output_TE.nbytes)
         else:
             self.output_TE = self._forward()
         self.num_bytes = self.block.nbytes + self.output_TE.nbytes + recording_bytes
@@ -134,7 +127,7 @@ class GraphSet:
         self.known: dict[GraphKey, GraphView] = {}  # every graph that was ever captured, as it was then
         self._pool: Any = None  # memory that all its CUDA graphs share
         self._scratch: dict[Any, int] = {}  # bytes of each such pool that a graph is in, as the device counts them
-        self._spread = 1.0  # what a pool holds over what the forward that it was made for has in use at once
+        self._spread = 1.0  # of a pool's bytes over those that the forward it was made for has in use at once: gaps
 
     def capture(self, keys: Iterable[GraphKey]) -> CaptureReport:
         """Capture the keys in the order given, largest first; one that fails is left out and the rest go on."""
@@ -169,7 +162,7 @@ class GraphSet:
         try:
             graph = Graph(
                 key, self._adapter.capacity(key.axis_keys, key.token_budget),
-                self._adapter, self._model, self._device, self._pool, self._scratch.get(self._pool, 0),
+                self._adapter, self._model, self._device, self._pool,
             )  # fmt: skip
             if self._book.cost_ms(key) is None:
                 self._book.note(key, self._measure_ms(graph))
@@ -178,8 +171,8 @@ class GraphSet:
             logger.exception("could not capture %s; items that need it run eagerly", key)
             self._clear_cache()
             return False
-        if graph.shared_bytes and self._pool not in self._scratch:
-            self._spread = max(1.0, graph.grown_bytes / graph.shared_bytes)
+        if 0 < graph.shared_bytes <= graph.grown_bytes:  # the pool had no room for it
+            self._spread = graph.grown_bytes / graph.shared_bytes
         graph.shared_bytes = int(self._spread * graph.shared_bytes)
         self.graphs[key] = graph
         if len(self.known) >= MAX_KNOWN:
