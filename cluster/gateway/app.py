@@ -21,6 +21,7 @@ from cluster.gateway.forms import expect_bad_headers
 from cluster.gateway.limits import Refused
 from cluster.gateway.live import POLICY, Watch, metrics_text, read_page
 from cluster.gateway.openapi import describe, docs_page
+from cluster.gateway.silence import KEEPALIVE_S, Silence
 from cluster.pool import EncoderPool
 from encoder.errors import EncodeError, EncoderPoolError
 from workers import spans
@@ -42,7 +43,9 @@ class Gateway:
         self.port = config.port
         self.door = Door(config)
         self._watch = Watch(self.door)
+        self._silence = Silence(config.read_timeout_s)
         self._runner: web.AppRunner | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def num_requests(self) -> int:
@@ -80,8 +83,12 @@ class Gateway:
             handler_cancellation=True,  # a client that hangs up ends its handler, which drops its queued work
             read_bufsize=2**20,
             shutdown_timeout=1.0,
+            keepalive_timeout=KEEPALIVE_S,
         )
         await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        self._watching = asyncio.create_task(self._silence.watch(lambda: server.connections))
         site = web.TCPSite(self._runner, self.config.host, self.config.port, backlog=1024)
         await site.start()
         self.port = self._runner.addresses[0][1]
@@ -101,6 +108,8 @@ class Gateway:
     async def close(self) -> None:
         """Hang up and end."""
         self.door.is_draining = True
+        if self._watching is not None:
+            self._watching.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
         await self.door.close()
@@ -153,6 +162,7 @@ class Gateway:
     @web.middleware
     async def _around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count every request, trace those that want something encoded, and answer what a route raises."""
+        self._silence.heard(request.protocol)
         resource = request.match_info.route.resource
         route = "other" if resource is None else resource.canonical
         started_s, status = time.monotonic(), HUNG_UP

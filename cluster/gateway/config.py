@@ -72,7 +72,7 @@ class GatewayConfig(BaseModel, frozen=True, extra="forbid"):
     """Deadline of a request that names none."""
 
     read_timeout_s: float = Field(default=60.0, gt=0, le=MAX_S)
-    """Time to send a request's body."""
+    """Time to send a request's body, and on a new connection to send the head of a request at all."""
 
     write_timeout_s: float = Field(default=60.0, gt=0, le=MAX_S)
     """How long a reader of an answer may stand still before it is hung up on."""
