@@ -9,14 +9,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
-from cluster.benchmark.simulated import BATCH, asks, simulated_router
+from cluster.benchmark.simulated import BATCH, asks, simulated_router, simulated_workers
 from cluster.routing.leases import Answer, Ask
 from cluster.routing.router import Router
 from cluster.routing.worker_view import WorkerView
 from encoder.travel import from_bytes, to_bytes
 
+NUM_CHANGES = 10  # workers that go and come back
 KEPT_CALLS = 4  # calls in flight; older ones are settled between the timed ones
 
 
@@ -27,6 +30,7 @@ class Rate:
     num_workers: int
     items_per_s: float  # leases given, with what the router notes of each
     bare_items_per_s: float  # a loop that draws two workers and takes the one with less in flight
+    first_call_ms: float  # CPU time of the first call after a worker came or went
 
 
 def measure_rate(num_workers: int, *, num_calls: int, repeats: int = 5) -> Rate:
@@ -41,7 +45,26 @@ def measure_rate(num_workers: int, *, num_calls: int, repeats: int = 5) -> Rate:
         ours = min(ours, _lease_all(router, calls))
         bare = min(bare, _bare_all(views, num_calls, rng))
     num_items = num_calls * BATCH
-    return Rate(num_workers=num_workers, items_per_s=num_items / ours, bare_items_per_s=num_items / bare)
+    return Rate(
+        num_workers=num_workers,
+        items_per_s=num_items / ours,
+        bare_items_per_s=num_items / bare,
+        first_call_ms=_first_call_ms(router, calls, num_workers),
+    )
+
+
+def _first_call_ms(router: Router, calls: Sequence[Ask], num_workers: int) -> float:
+    """Median over workers that go and come back, with calls in between as there are in a pool."""
+    taken_s = []
+    for report in islice(simulated_workers(num_workers, random.Random(0)), NUM_CHANGES):
+        for change in (partial(router.forget, report.worker_id), partial(router.register, report)):
+            change()
+            started_s = time.process_time()
+            first = router.lease(calls[0]).first
+            taken_s.append(time.process_time() - started_s)
+            router.release(range(first, first + BATCH))
+            _lease_all(router, calls)
+    return statistics.median(taken_s) * 1e3
 
 
 def _lease_all(router: Router, calls: Sequence[Ask]) -> float:

@@ -30,10 +30,10 @@ def bench_router(
 
 def table(report: dict[str, Any]) -> str:
     """The figures as text."""
-    header = ("workers", "items/s", "bare power of two", "ratio")
+    header = ("workers", "items/s", "bare power of two", "ratio", "ms after a change")
     rows = [
-        (n, f"{ours:,.0f}", f"{bare:,.0f}", f"{ours / bare:.2f}")
-        for n, ours, bare in (tuple(rate.values()) for rate in report["rates"])
+        (n, f"{ours:,.0f}", f"{bare:,.0f}", f"{ours / bare:.2f}", f"{first_ms:.2f}")
+        for n, ours, bare, first_ms in (tuple(rate.values()) for rate in report["rates"])
     ]
     parts = [aligned(header, rows, right=header)]
     if report["actor"]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from typing import cast
 
 from cluster.routing.leases import Ask, LeaseRequest, pack
@@ -36,9 +37,16 @@ class _Shapes:
 
 
 def simulated_router(num_workers: int, rng: random.Random) -> Router:
-    """A router over workers with graph sets of `GRAPHS_EACH` keys (more when the workers are few)."""
+    """A router over simulated workers."""
+    router = Router(cast(EncoderAdapter, _Shapes()), lease_timeout_s=1e9, silent_timeout_s=1e9, rng=rng)
+    for report in simulated_workers(num_workers, rng):
+        router.register(report)
+    return router
+
+
+def simulated_workers(num_workers: int, rng: random.Random) -> Iterator[WorkerReport]:
+    """Workers with graph sets of `GRAPHS_EACH` keys (more when the workers are few)."""
     adapter = _Shapes()
-    router = Router(cast(EncoderAdapter, adapter), lease_timeout_s=1e9, silent_timeout_s=1e9, rng=rng)
     for number, keys in enumerate(_graph_sets(num_workers, rng)):
         speed = rng.uniform(0.95, 1.05)
         graphs = []
@@ -48,29 +56,26 @@ def simulated_router(num_workers: int, rng: random.Random) -> Router:
             (axis_keys,) = adapter.axis_choices(GRIDS[key])
             name = GraphKey(encoder="simulated", path="image", axis_keys=axis_keys, token_budget=256)
             graphs.append(GraphView(key=name, capacity=room, cost_ms=0.05 * speed * room.patches))
-        router.register(
-            WorkerReport(
-                worker_id=f"worker-{number}",
-                incarnation=f"worker-{number}/0",
-                state=WorkerState.READY,
-                error=None,
-                device="simulated",
-                gpu_uuid=None,
-                host="",
-                pid=0,
-                encoder="simulated",
-                model="simulated",
-                graphs=tuple(graphs),
-                eager_ms_per_patch=0.05 * MISS_FACTOR * speed,
-                max_queue_ms=1e12,
-                max_queue_bytes=2**60,
-                backlog_ms=0.0,
-                backlog_bytes=0,
-                num_waiting=0,
-                stats=WorkerStats(),
-            )
+        yield WorkerReport(
+            worker_id=f"worker-{number}",
+            incarnation=f"worker-{number}/0",
+            state=WorkerState.READY,
+            error=None,
+            device="simulated",
+            gpu_uuid=None,
+            host="",
+            pid=0,
+            encoder="simulated",
+            model="simulated",
+            graphs=tuple(graphs),
+            eager_ms_per_patch=0.05 * MISS_FACTOR * speed,
+            max_queue_ms=1e12,
+            max_queue_bytes=2**60,
+            backlog_ms=0.0,
+            backlog_bytes=0,
+            num_waiting=0,
+            stats=WorkerStats(),
         )
-    return router
 
 
 def _graph_sets(num_workers: int, rng: random.Random) -> list[set[int]]:

@@ -19,7 +19,8 @@ def test_the_bench_prints_and_writes_what_it_measured(tmp_path: Path) -> None:
     assert "round-robin" in text
     save_json(report, tmp_path / "out" / "figures.json")
     assert json.loads((tmp_path / "out" / "figures.json").read_text()) == report
-    assert all(rate["items_per_s"] > 0 for rate in report["rates"])
+    assert all(rate["items_per_s"] > 0 < rate["first_call_ms"] for rate in report["rates"])
+    assert "ms after a change" in text
 
 
 def test_the_bench_draws_its_figures(tmp_path: Path) -> None:
