@@ -25,13 +25,14 @@ from cluster.groups import GroupConfig
 from cluster.lifecycle.launching import RayCrew
 from cluster.lifecycle.places import places_of
 from cluster.lifecycle.processes import born
-from cluster.lifecycle.roster import NAMESPACE, SUPERVISOR, actor_name, find_actor, parts_of, pools_here
+from cluster.lifecycle.roster import NAMESPACE, ROUTER, SUPERVISOR, actor_name, find_actor, parts_of, pools_here
 from cluster.lifecycle.status import PoolStatus
 from cluster.lifecycle.supervisor import Supervisor
 from cluster.planning.fleet import replanning
+from cluster.routing.roster import Member
 from encoder.adapters.registry import load_adapter
 from encoder.errors import ConfigError, EncoderPoolError, PoolClosedError, WorkerLostError, WorkerStartError
-from workers.messages import ErrorNote
+from workers.messages import ErrorNote, WorkerReport
 
 logger = logging.getLogger(__name__)
 
@@ -219,19 +220,23 @@ def clear_pool(pool: str) -> list[str]:
         time.sleep(0.1)
 
 
-def _processes(pool: str, parts: Iterable[str]) -> list[int]:
-    """Process ids of a pool's workers on this machine, as far as they answer."""
+def _processes(pool: str, parts: Iterable[str]) -> set[int]:
+    """Process ids of a pool's workers on this machine: of those that answer, and of those that the router knows.
+
+    One that is stuck answers nobody; Ray takes some seconds to kill it, and it holds its GPU's memory until then.
+    """
     calls = []
     for part in parts:
         with suppress(ValueError):
             handle = find_actor(pool, part)
             if hasattr(handle, "report"):
                 calls.append(handle.report.remote())
+            elif part == ROUTER:
+                calls.append(handle.members.remote())
     done = ray.wait(calls, num_returns=len(calls), timeout=REPORT_TIMEOUT_S)[0] if calls else []
-    pids = []
+    known: list[Member | WorkerReport] = []
     for call in done:
         with suppress(RayError):
-            report = ray.get(call)
-            if report.host == socket.gethostname():
-                pids.append(report.pid)
-    return pids
+            answer = ray.get(call)
+            known += answer if isinstance(answer, list) else [answer]
+    return {one.pid for one in known if one.host == socket.gethostname()}
