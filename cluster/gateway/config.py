@@ -57,7 +57,7 @@ class GatewayConfig(BaseModel, frozen=True, extra="forbid"):
     """Bytes of tokens in an answer that is not streamed."""
 
     max_open_items: int = Field(default=1024, ge=1)
-    """Items of all requests that are not answered yet; beyond it requests are refused with 429."""
+    """Items of all requests that are not answered yet; beyond it requests are refused with 429. One always fits."""
 
     max_open_bytes: int = Field(default=1024 * 2**20, ge=1)
     """Bytes of all requests under way, their tokens included. One request always fits."""

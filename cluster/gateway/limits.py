@@ -98,11 +98,11 @@ class Room:
             self.num_requests -= 1
             share.give_back()
 
-    def check(self, num_items: int, num_bytes: int, *, is_only: bool) -> None:
-        """Raises Refused when so much more does not fit."""
-        if self.num_items + num_items > self._max_items and self.num_items:
+    def check(self, share: Share, num_items: int, num_bytes: int) -> None:
+        """Raises Refused when so much more does not fit beside what others have."""
+        if self.num_items + num_items > self._max_items and self.num_items > share.num_items:
             what = f"{self.num_items} items are under way here and {self._max_items} are the limit"
-        elif self.num_bytes + num_bytes > self._max_bytes and not is_only:
+        elif self.num_bytes + num_bytes > self._max_bytes and self.num_bytes > share.num_bytes:
             what = (
                 f"{self.num_bytes / 2**20:.0f} MiB are under way here and {self._max_bytes / 2**20:.0f} are the limit"
             )
@@ -136,7 +136,7 @@ class Share:
 
     def check(self, *, num_items: int = 0, num_bytes: int = 0) -> None:
         """Raises Refused when others fill the room so that this much more does not fit now."""
-        self._room.check(num_items, num_bytes, is_only=self._room.num_bytes == self.num_bytes)
+        self._room.check(self, num_items, num_bytes)
 
     def take(self, *, num_items: int = 0, num_bytes: int = 0) -> None:
         """Take more. Raises Refused when others fill the room."""
@@ -145,11 +145,6 @@ class Share:
         self._room.num_bytes += num_bytes
         self.num_items += num_items
         self.num_bytes += num_bytes
-
-    def free(self, num_bytes: int) -> None:
-        """Bytes that were sent away."""
-        self._room.num_bytes -= num_bytes
-        self.num_bytes -= num_bytes
 
     def give_back(self) -> None:
         """All of it."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgpack
@@ -216,6 +217,27 @@ def test_sixty_four_connections_before_a_full_pool_each_get_one_answer() -> None
         room = live.gateway.gateway.door.room  # type: ignore[union-attr]
         until(lambda: not room.num_requests)
         assert (room.num_items, room.num_bytes) == (0, 0)
+
+
+def test_a_request_takes_room_for_its_tokens_and_a_full_room_refuses_before_it_reads() -> None:
+    with live_gateway(max_open_items=2) as live, Caller(live.url) as caller, ThreadPoolExecutor(1) as threads:
+        live.runners[0].gate.clear()  # replays do not end
+        held = threads.submit(caller.msgpack, items=[GOOD, GOOD, ODD])  # more than the limit: alone it fits
+        assert live.gateway.gateway is not None
+        door = live.gateway.gateway.door
+        received = "encpool_http_received_bytes_total"
+
+        def token_bytes() -> float:
+            return door.room.num_bytes - sum(s.value for s in door.counters.samples() if s.name == received)  # type: ignore[misc]
+
+        until(lambda: door.room.num_items == 3 and token_bytes() == (2 + 2 + 6) * HIDDEN * 4)
+        with caller.socket() as bare:
+            bare.settimeout(10)
+            bare.sendall(b"POST /v1/encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n")
+            bare.sendall(b"Content-Length: 100\r\n\r\n")
+            assert bare.recv(12) == b"HTTP/1.1 429"
+        live.runners[0].gate.set()
+        assert held.result(30).statuses == [200] * 3
 
 
 @pytest.mark.parametrize("priority", ["interactive", "batch"])

@@ -83,6 +83,25 @@ def test_a_caller_may_ask_a_seconds_worth_at_once_and_then_at_the_rate() -> None
     assert [ask() for _ in range(3)] == [True, True, False]
 
 
+def test_a_slow_rate_says_when_the_next_request_may_come() -> None:
+    limits = CallerLimits(GatewayConfig(requests_per_s=0.1), now_s=Clock())
+    with limits.request("ann"):
+        pass
+    with pytest.raises(Refused) as refused, limits.request("ann"):
+        pass
+    assert refused.value.retry_after_s == 10
+
+
+def test_callers_with_nothing_under_way_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.gateway.limits.MAX_CALLERS", 2)
+    limits = CallerLimits(GatewayConfig())
+    with limits.request("ann"):
+        for name in ("bob", "cid", "dan"):
+            with limits.request(name):
+                pass
+        assert set(limits._callers) == {"ann", "dan"}
+
+
 def test_requests_at_once_are_counted_until_they_end() -> None:
     limits = CallerLimits(GatewayConfig(max_requests_in_flight=1))
     with limits.request("ann"):
@@ -99,6 +118,7 @@ def test_a_full_room_says_when_half_of_it_will_be_free() -> None:
     room = Room(GatewayConfig(max_open_items=10, max_open_bytes=100), now_s=clock)
     with room.request() as first:
         first.take(num_items=40)  # what alone is too much still fits alone
+        first.take(num_bytes=1)  # and its bytes do
     with room.request() as first, room.request() as second:
         first.take(num_items=10, num_bytes=500)
         with pytest.raises(Refused, match="10 items are under way here and 10 are the limit") as refused:
