@@ -14,7 +14,7 @@ from torch import Tensor
 
 from encoder.adapters.qwen_vl_weights import MERGER_NAMES, MLP_NAMES, PREFIX
 from encoder.attention import SelfAttention, self_attention
-from encoder.kernels.elementwise import CENTRE, patches_to_pixels
+from encoder.kernels.elementwise import fold_pixels, patches_to_pixels
 from encoder.kernels.gather import add_weighted_rows_
 from encoder.kernels.rotary import rotary_rows, rotary_tables, rotate_
 from encoder.kernels.windows import MAX_WINDOW, window_attention
@@ -159,15 +159,8 @@ class _Stored:
         )
 
     def patch_embed(self, sizes: QwenSizes) -> Linear:
-        """The patch embedding with the normalisation of pixels folded in, for rows (frame, y, x, channel) of v - 128.
-
-        (v / 255 - mean) / std = (v - 128) / (255 std) + (128 / 255 - mean) / std, channel by channel.
-        """
-        weight = self.raw("patch_embed.proj.weight").double().permute(0, 2, 3, 4, 1)  # D, frame, y, x, channel
-        mean, std = (torch.tensor(values, dtype=torch.float64) for values in (sizes.mean, sizes.std))
-        bias = (weight * ((CENTRE / 255 - mean) / std)).flatten(1).sum(1)
-        if f"{self._prefix}.patch_embed.proj.bias" in self._weights:
-            bias = bias + self.raw("patch_embed.proj.bias").double()
-        folded = (weight / (255 * std)).flatten(1)
-        folded = F.pad(folded, (0, -folded.shape[1] % 8))  # rows of whole 16 bytes
-        return Linear(weight=folded.to(self._device, self._dtype).contiguous(), bias=bias.to(self._device, self._dtype))
+        """The patch embedding for rows (frame, y, x, channel), with the normalisation of pixels folded in."""
+        weight_DLC = self.raw("patch_embed.proj.weight").flatten(2).transpose(1, 2)
+        bias = self._weights.get(f"{self._prefix}.patch_embed.proj.bias")
+        weight, bias = fold_pixels(weight_DLC, bias, sizes.mean, sizes.std)
+        return Linear(weight=weight.to(self._device, self._dtype), bias=bias.to(self._device, self._dtype))

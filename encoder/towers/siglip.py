@@ -12,13 +12,10 @@ from torch import Tensor
 
 from encoder.adapters.minicpmv_config import MiniCPMVSizes
 from encoder.attention import SelfAttention
-from encoder.kernels.elementwise import patches_to_pixels
+from encoder.kernels.elementwise import fold_pixels, patches_to_pixels
 from encoder.kernels.norms import layer_norm
 from encoder.towers.packed_vit import Block, Norm, pad_mlp, run_blocks
 from encoder.towers.packed_vit_fp8 import Block8, quantise_blocks, run_blocks_8
-
-ALIGNED = 8
-"""Patch rows are padded to a multiple of this many numbers, so that GEMMs read whole 16-byte words."""
 
 
 def siglip_weight_shapes(sizes: MiniCPMVSizes) -> dict[str, tuple[int, ...]]:
@@ -62,13 +59,10 @@ class SiglipTower:
             return Norm(weight=put(f"{name}.weight"), bias=put(f"{name}.bias"))
 
         mlp_padding = pad_mlp(sizes.mlp_width, device) - sizes.mlp_width
-        self.patch_weight, self.patch_bias = (
-            tensor.to(device, dtype)
-            for tensor in fold_pixels(
-                weights["vpm.embeddings.patch_embedding.weight"],
-                weights["vpm.embeddings.patch_embedding.bias"],
-            )
-        )
+        patch = "vpm.embeddings.patch_embedding"
+        weight_DLC, half = weights[f"{patch}.weight"].flatten(2).transpose(1, 2), (0.5, 0.5, 0.5)
+        folded = fold_pixels(weight_DLC, weights[f"{patch}.bias"], mean=half, std=half)
+        self.patch_weight, self.patch_bias = (tensor.to(device, dtype) for tensor in folded)
         self.positions = put("vpm.embeddings.position_embedding.weight")
         self.post_norm = norm("vpm.post_layernorm")
         self.blocks = [
@@ -105,21 +99,3 @@ class SiglipTower:
     def _embed(self, pixels_PC: Tensor) -> Tensor:
         x_PC = patches_to_pixels(pixels_PC, width=self.patch_weight.shape[1], dtype=self.patch_weight.dtype)
         return F.linear(x_PC, self.patch_weight, self.patch_bias)
-
-
-def fold_pixels(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Fold the normalisation of pixels into the patch embedding.
-
-    With v in 0..255, (v / 255 - 0.5) / 0.5 = (v - 128) * 2/255 + 1/255. The integers v - 128 are exact in bfloat16,
-    which the normalised pixels are not; float64 keeps the folded weights as exact as the stored ones.
-
-    Args:
-        weight: `[D, 3, side, side]` as released.
-
-    Returns:
-        Weight `[D, C]` for rows (y, x, channel) of v - 128, C padded with zeros to whole words; bias `[D]`.
-    """
-    weight_DC = weight.double().permute(0, 2, 3, 1).flatten(1)
-    bias = bias.double() + weight_DC.sum(1) / 255
-    padding = -weight_DC.shape[1] % ALIGNED
-    return F.pad(weight_DC * (2 / 255), (0, padding)), bias

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from encoder.adapters.stock_families import GridFamily, Pixels, Rows, StockFamily, TileFamily, ViewFamily
 from encoder.adapters.tile_kind import Size
-from encoder.kernels.elementwise import CENTRE, patches_to_pixels
+from encoder.kernels.elementwise import fold_pixels, patches_to_pixels
 from encoder.towers.stock_attention import Boundaries, attend_raggedly, fuse, within
 from encoder.types import AxisKeys, Capacity
 
@@ -115,25 +115,16 @@ class TileModel:
 class PatchEmbedding:
     """uint8 patch rows to the model's width by one GEMM, with the normalisation of pixels folded into it.
 
-    With v in 0..255, (v / 255 - mean) / std = (v - 128) / (255 std) + (128 / 255 - mean) / std; v - 128 is exact in 16
-    bits. A module that stacks frames takes them side by side: (frame, y, x, channel).
+    A module that stacks frames takes them side by side: (frame, y, x, channel).
     """
 
     def __init__(self, module: torch.nn.Module, pixels: Pixels, *, channels_last: bool = False) -> None:
         """`module` is a convolution over one patch, or a linear layer over (y, x, channel) when `channels_last`."""
         weight, bias = module.weight, module.bias
         assert isinstance(weight, Tensor)
-        if channels_last:
-            weight_DLC = weight.double().unflatten(1, (-1, 3))
-        else:
-            weight_DLC = weight.double().flatten(2).transpose(1, 2)
-        mean, std = (
-            torch.tensor(values, dtype=torch.float64, device=weight.device) for values in (pixels.mean, pixels.std)
-        )
-        folded = (weight_DLC / (255 * std)).flatten(1)
-        shift = (weight_DLC * ((CENTRE / 255 - mean) / std)).sum((1, 2))
-        self.weight = torch.nn.functional.pad(folded, (0, -folded.shape[1] % 8)).to(weight.dtype)
-        self.bias = (shift + bias.double() if isinstance(bias, Tensor) else shift).to(weight.dtype)
+        weight_DLC = weight.unflatten(1, (-1, 3)) if channels_last else weight.flatten(2).transpose(1, 2)
+        folded = fold_pixels(weight_DLC, bias if isinstance(bias, Tensor) else None, pixels.mean, pixels.std)
+        self.weight, self.bias = (tensor.to(weight.dtype) for tensor in folded)
 
     def __call__(self, pixels_PC: Tensor) -> Tensor:
         """`[P, D]`."""
