@@ -92,7 +92,10 @@ def position_rows(grid: Grid, merge: int, vision: Mapping[str, Any]) -> dict[str
 
 @lru_cache(maxsize=1024)
 def _axis_weights(size: int, side: int) -> np.ndarray:
-    """`[size, side]` float32: bilinear with antialiasing, corners not aligned, as transformers 5.24 computes it."""
+    """`[size, side]` float32: bilinear with antialiasing, corners not aligned, as transformers 5.24 computes it.
+
+    5.17 has `F.interpolate` do it, which on a CPU repeats the first row where a grid has one column (torch 2.13).
+    """
     scale = np.float32(side / size)
     centres = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
     distances = np.abs(np.arange(side, dtype=np.float32) - centres[:, None]) / max(scale, np.float32(1))

@@ -30,7 +30,7 @@ from encoder.towers.stock import GridModel
 from encoder.types import SegmentShape
 from encoder.weights import obtain_tensors
 
-StockAdapter = TileAdapter | GridAdapter
+Benched = TileAdapter | GridAdapter
 
 MOST_RATIO = 50  # of sides: some processors refuse strips
 
@@ -51,7 +51,7 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) ->
     device = torch.device(device_name)
     dtype, on_gpu = resolve_dtype(config.dtype, device), device.type == "cuda"
     adapter = load_adapter(config)
-    if not isinstance(adapter, StockAdapter):
+    if not isinstance(adapter, Benched):
         raise ConfigError(f"bench engine has no baselines for {config.model!r}")
     weights = obtain_tensors(resolve_model(config.model).snapshot, adapter.weight_shapes(), seed=config.seed)
     with torch.inference_mode():
@@ -79,7 +79,7 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) ->
 
 
 def make_workloads(
-    adapter: StockAdapter, flops_of: Callable[[Sequence[SegmentShape]], float], *, small: bool
+    adapter: Benched, flops_of: Callable[[Sequence[SegmentShape]], float], *, small: bool
 ) -> list[Workload]:
     """Traffic, one image alone, random sizes; `small`: a taste of them, for a CPU."""
 
@@ -109,7 +109,7 @@ class EagerLoop:
     """transformers' modules, eagerly, all segments of one image in a forward, or those of each view; their pixels go
     through page-locked buffers. An image's tokens must be fetched before the next one is encoded."""
 
-    def __init__(self, adapter: StockAdapter, model: EncoderModel, device: torch.device) -> None:
+    def __init__(self, adapter: Benched, model: EncoderModel, device: torch.device) -> None:
         self.adapter, self.model, self.device = adapter, model, device
         self._buffers: dict[tuple[int, int], Tensor] = {}  # by a run's place in its image, and size
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -25,6 +26,7 @@ from encoder.adapters.idefics3 import Idefics3
 from encoder.adapters.pixtral import Pixtral
 from encoder.adapters.processors import TEXT_WIDTHS
 from encoder.adapters.registry import FAMILIES, families, load_adapter, resolve_model
+from encoder.arena import ArenaLayout
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
@@ -156,6 +158,21 @@ def test_no_graph_of_any_kind_holds_more_segments_than_configured(preset: str) -
     for key in adapter.axes[0].keys:
         for budget in adapter.default_budgets((key,), "cuda"):
             assert adapter.capacity((key,), budget).segments <= 2
+
+
+@pytest.mark.parametrize("preset", [n for family in families().values() for n in family.presets if n[:4] == "tiny"])
+def test_fill_writes_every_number_but_unused_pixels(preset: str) -> None:
+    """Whatever other runs left in the buffers, of graphs of every kind."""
+    adapter = load_adapter(EncoderConfig(model=preset))
+    for key in adapter.axes[0].keys:
+        sample = adapter.sample((key,))
+        capacity = adapter.capacity((key,), 4 * sample.shape.num_tokens)
+        layout, filled = ArenaLayout.of(adapter.inputs((key,), capacity)), []
+        for left in (0x00, 0xFF):
+            arrays = layout.arrays(torch.full((layout.num_bytes,), left, dtype=torch.uint8))
+            rows = adapter.fill(arrays, [sample], (key,), capacity)
+            filled.append(arrays | {"pixels": arrays["pixels"][:rows]})
+        assert all(np.array_equal(filled[0][name], filled[1][name]) for name in layout.specs), (preset, key)
 
 
 def test_views_of_one_size_are_refused() -> None:
