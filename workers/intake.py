@@ -11,9 +11,10 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from encoder.errors import DeadlineError, EncodeError, EncoderPoolError
+from encoder.helpers import helped_by
 from encoder.pixels import keep_memory
 from encoder.runner import EncoderRunner
 from workers.batcher import Batcher
@@ -53,6 +54,8 @@ class Intake:
             threading.Thread(target=self._decode_for_ever, name=f"decode-{number}", daemon=True)
             for number in range(num_threads)
         ]
+        self._helpers = ThreadPoolExecutor(num_threads, thread_name_prefix="help")
+        self._num_decoding, self._decoding = 0, threading.Lock()
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="aside")  # for what no answer waits for
         self._fingerprint = b""  # of the encoder, once it is known
         self._flights: Flights | None = None  # with a cache
@@ -116,6 +119,7 @@ class Intake:
         for thread in self._decoders:
             if thread.is_alive():
                 thread.join(timeout=30)
+        self._helpers.shutdown(wait=True)
 
     def _begin(self, job: Job, item: EncodeItem, gpu: GpuLoop) -> None:
         """Admit the item and have it decoded, or fail it."""
@@ -128,7 +132,15 @@ class Intake:
 
     def _decode_for_ever(self) -> None:
         while (decode := self._batcher.next_decode()) is not None:
-            decode()
+            with self._decoding:
+                self._num_decoding += 1
+                is_quiet = self._num_decoding <= len(self._decoders) // 2  # as many others may help
+            try:
+                with helped_by(self._helpers) if is_quiet else nullcontext():
+                    decode()
+            finally:
+                with self._decoding:
+                    self._num_decoding -= 1
 
     def _decode(self, job: Job, item: EncodeItem, gpu: GpuLoop) -> None:
         started_s, waited_s, num_pushed = self._now_s(), 0.0, 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from PIL import Image
 
 from encoder.adapters.tile_kind import Size
+from encoder.helpers import run_all
 from encoder.pixels import pixels_of
 
 Box = tuple[int, int, int, int]
@@ -43,17 +45,19 @@ def grid_of_tiles(resized: tuple[Size, ...], tile_size: Size) -> list[Tile]:
 
 def cut_out(image: Image.Image, tiles: Sequence[Tile], resample: Image.Resampling) -> list[np.ndarray]:
     """Pixels `[height, width, 3]` of each tile; those of one resized picture share it."""
-    pictures: dict[tuple[Box | None, tuple[Size, ...]], np.ndarray] = {}
-    cuts = []
-    for tile in tiles:
-        source = tile.box, tile.resized
-        if source not in pictures:
-            resized = image.crop(tile.box) if tile.box else image
-            for size in tile.resized:
-                resized = resized.resize(size, resample)
-            pictures[source] = pixels_of(resized)
-        cuts.append(_cut(pictures[source], tile))
-    return cuts
+    sources = list(dict.fromkeys((tile.box, tile.resized) for tile in tiles))
+    pictures = run_all([partial(_resize, image, *source, resample) for source in sources])
+    picture_of = dict(zip(sources, pictures, strict=True))
+    return [_cut(picture_of[tile.box, tile.resized], tile) for tile in tiles]
+
+
+def _resize(image: Image.Image, box: Box | None, sizes: tuple[Size, ...], resample: Image.Resampling) -> np.ndarray:
+    """Pixels of the image or a box of it, resized to these sizes one after the other."""
+    if box:
+        image = image.crop(box)
+    for size in sizes:
+        image = image.resize(size, resample)
+    return pixels_of(image)
 
 
 def _cut(picture: np.ndarray, tile: Tile) -> np.ndarray:
