@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from encoder.errors import ConfigError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -38,3 +40,19 @@ def add_pool(command: argparse.ArgumentParser, *, positional: bool = True) -> No
     if positional:
         ways.add_argument("pool", nargs="?", default=argparse.SUPPRESS, metavar="NAME", help="the pool")
     ways.add_argument("--pool", "--name", metavar="NAME", help="the pool (default: the only one)")
+
+
+def lay_over(values: dict[str, Any], **options: str | None) -> None:
+    """Put options of the command over `worker.encoder` of a valid configuration, and over what its groups say of it.
+
+    Raises ConfigError for a model where there are several.
+    """
+    groups = values.get("groups") or ()
+    common = values.get("worker", {}).get("encoder", {})
+    models = dict.fromkeys({**common, **group.get("worker", {}).get("encoder", {})}.get("model") for group in groups)
+    given = {key: value for key, value in options.items() if value is not None}
+    if "model" in given and len(models) > 1:
+        raise ConfigError(f"--model cannot change a several models, {', '.join(map(str, models))}; leave it out")
+    for section in groups if groups and not common else (values, *groups):
+        if given:
+            section.setdefault("worker", {}).setdefault("encoder", {}).update(given)

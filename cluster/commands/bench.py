@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, positive
+from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, lay_over, positive
 
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
@@ -141,8 +141,7 @@ def run_pool(parsed: argparse.Namespace) -> int:
     values: dict[str, Any] = {"worker": {"encoder": {"model": DEFAULT_MODEL}}, "num_workers": num_gpus or 2}
     if parsed.config is not None:
         values = load_config(parsed.config).model_dump()
-    if parsed.model is not None:
-        values["worker"]["encoder"]["model"] = parsed.model
+    lay_over(values, model=parsed.model)
     if parsed.workers is not None:
         values["num_workers"] = parsed.workers
     config = parse_config(values, source="bench pool")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, positive
+from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, lay_over, positive
 from encoder.errors import ConfigError, UnauthorizedError
 
 if TYPE_CHECKING:
@@ -137,10 +137,7 @@ def _config(parsed: argparse.Namespace) -> PoolConfig:
     if parsed.config is not None:
         load_config(parsed.config)  # its errors name the file
         values = read_yaml(parsed.config)  # as it stands there: a group inherits what the options say
-    options = {"model": parsed.model, "dtype": parsed.dtype}
-    for key, value in options.items():
-        if value is not None:
-            values.setdefault("worker", {}).setdefault("encoder", {})[key] = value
+    lay_over(values, model=parsed.model, dtype=parsed.dtype)
     if parsed.workers is not None:
         values["num_workers"] = parsed.workers
     elif "num_workers" not in values and "groups" not in values:

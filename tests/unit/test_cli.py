@@ -1,3 +1,4 @@
+import copy
 import subprocess
 import sys
 import time
@@ -8,8 +9,10 @@ from typing import get_args
 import pytest
 
 from cluster.cli import _parser, main
-from cluster.commands.arguments import DTYPES
+from cluster.commands.arguments import DTYPES, lay_over
+from cluster.config import parse_config
 from encoder.config import Dtype
+from encoder.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -163,3 +166,25 @@ def test_init_checkpoint_writes_what_config_check_accepts(tmp_path: Path, capsys
 
 def test_dtypes_are_those_of_the_configuration() -> None:
     assert get_args(Dtype) == DTYPES
+
+
+def test_options_count_for_what_groups_say_of_their_own_too() -> None:
+    groups = [
+        {"name": "one", "num_workers": 1, "worker": {"encoder": {"model": "a", "dtype": "float32"}}},
+        {"name": "other", "num_workers": 1, "worker": {"device": "cpu"}},
+    ]
+    for values in ({"worker": {"encoder": {"model": "a"}}, "groups": groups}, {"groups": groups[:1]}):
+        given = copy.deepcopy(values)
+        lay_over(given, model=None, dtype=None)
+        assert given == values
+        lay_over(given, model="b", dtype="float16")
+        config = parse_config(given, source="test")
+        sections = [config.worker.encoder, *(group.worker.encoder for group in config.worker_groups)]
+        assert {(one.model, one.dtype) for one in sections} == {("b", "float16")}
+
+
+def test_a_model_is_not_laid_over_several() -> None:
+    other = {"name": "other", "num_workers": 1, "worker": {"encoder": {"model": "c"}}}
+    values = {"worker": {"encoder": {"model": "a"}}, "groups": [{"name": "one", "num_workers": 1}, other]}
+    with pytest.raises(ConfigError, match="--model cannot change several models, a, c; leave it out"):
+        lay_over(values, model="b")
