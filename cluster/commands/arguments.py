@@ -52,7 +52,7 @@ def lay_over(values: dict[str, Any], **options: str | None) -> None:
     models = dict.fromkeys({**common, **group.get("worker", {}).get("encoder", {})}.get("model") for group in groups)
     given = {key: value for key, value in options.items() if value is not None}
     if "model" in given and len(models) > 1:
-        raise ConfigError(f"--model cannot change a several models, {', '.join(map(str, models))}; leave it out")
+        raise ConfigError(f"--model cannot change several models, {', '.join(map(str, models))}; leave it out")
     for section in groups if groups and not common else (values, *groups):
         if given:
             section.setdefault("worker", {}).setdefault("encoder", {}).update(given)
