@@ -58,6 +58,9 @@ def run(parsed: argparse.Namespace) -> int:
     from cluster.files.directory import check_results
 
     check_results(parsed.out, overwrite=parsed.overwrite)
+    from cluster.files.sources import check_named
+
+    check_named(parsed.paths)  # before what takes seconds, torch and a pool
     if parsed.url is not None:
         summary = _encode_there(parsed)
     elif parsed.pool is not None:

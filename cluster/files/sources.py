@@ -16,6 +16,7 @@ from encoder.video import SUFFIXES as VIDEO_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
+MAX_NAMED = 5  # of what is wrong
 SUFFIXES_OF_REFUSED_IMAGES = frozenset((".heic", ".heif", ".avif", ".jxl", ".jp2"))
 
 
@@ -33,32 +34,46 @@ def find_sources(arguments: Sequence[str], *, videos: bool = False) -> list[Sour
     A file is taken as it is, whatever its name. Folders are searched to the bottom and patterns are expanded, both
     in the order of their names; of what they hold, hidden files and files without an image's ending (or, with `videos`,
     a video's) are skipped, unless the pattern itself names the ending; a warning counts those with the ending of a
-    kind of image that is never read. A file that is named twice is encoded twice.
+    kind of image that is never read, and videos that are left out. A file that is named twice is encoded twice.
 
     Raises ConfigError when an argument does not exist or matches nothing, a folder cannot be listed, or no image is
     left.
     """
-    absent = [argument for argument in arguments if not os.path.exists(argument) and not _matches(argument)]
-    if absent:
-        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-        raise ConfigError(f"no such file or folder: {', '.join(absent[:5])}{more}")
+    check_named(arguments)
     endings = SUFFIXES | VIDEO_SUFFIXES if videos else SUFFIXES
     skipped: list[str] = []
     paths = [path for argument in arguments for path in _files_of(argument, endings, skipped)]
-    refused = [path for path in skipped if _ending(path) in SUFFIXES_OF_REFUSED_IMAGES]
-    if refused:
-        logger.warning(
-            "skipped %d images of kinds that cannot be read (%s), such as %s; save them as JPEG or PNG",
-            len(refused),
-            " ".join(sorted({_ending(path) for path in refused})),
-            refused[0],
-        )
+    _warn(
+        "skipped %s of kinds that cannot be read (%s), such as %s; save them as JPEG or PNG",
+        [path for path in skipped if _ending(path) in SUFFIXES_OF_REFUSED_IMAGES],
+        "image",
+    )
+    _warn(
+        "skipped %s (%s), such as %s: this model takes images alone; `encpool models` lists what others take",
+        [path for path in skipped if _ending(path) in VIDEO_SUFFIXES],
+        "video",
+    )
     if not paths:
         raise ConfigError(
-            f"no images{' or videos' * videos} in {', '.join(arguments[:5])}: "
+            f"no images{' or videos' * videos} in {', '.join(arguments[:MAX_NAMED])}: "
             f"folders are searched for {' '.join(sorted(endings))}"
         )
     return _with_ids(paths)
+
+
+def check_named(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for arguments that do not exist, or are patterns that match nothing."""
+    absent = [argument for argument in arguments if not os.path.exists(argument) and not _matches(argument)]
+    if absent:
+        more = f" and {len(absent) - MAX_NAMED} more" if len(absent) > MAX_NAMED else ""
+        raise ConfigError(f"no such file or folder: {', '.join(absent[:MAX_NAMED])}{more}")
+
+
+def _warn(message: str, skipped: Sequence[str], kind: str) -> None:
+    """Log how many files were skipped, their endings and one of them."""
+    if skipped:
+        number = f"{len(skipped)} {kind}{'s' * (len(skipped) > 1)}"
+        logger.warning(message, number, " ".join(sorted({_ending(path) for path in skipped})), skipped[0])
 
 
 def _matches(pattern: str) -> list[str]:

@@ -50,6 +50,13 @@ def test_a_directory_with_an_earlier_run_is_refused_before_anything_heavy_is_loa
     assert not loaded & {"torch", "ray", "transformers", "numpy", "pydantic"}
 
 
+def test_a_path_that_does_not_exist_is_refused_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    done = run("encode", str(tmp_path / "gone.png"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert not loaded & {"torch", "ray", "transformers", "pydantic"}
+
+
 @pytest.mark.parametrize(
     "command",
     [

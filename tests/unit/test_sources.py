@@ -94,6 +94,18 @@ def test_images_of_a_kind_that_cannot_be_read_are_skipped_aloud(folder: Path, ca
     assert paths("x.avif") == ["x.avif"]
 
 
+def test_videos_are_skipped_aloud_where_the_model_takes_none(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "sub/clip.mp4").touch()
+    assert "sub/clip.mp4" not in paths(".")
+    assert caplog.messages == [
+        "skipped 1 video (.mp4), such as ./sub/clip.mp4: this model takes images alone; "
+        "`encpool models` lists what others take"
+    ]
+    caplog.clear()
+    assert [source.path for source in find_sources(["sub"], videos=True)][-1] == "sub/deep/d.gif"
+    assert not caplog.messages
+
+
 @pytest.mark.usefixtures("folder")
 def test_what_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigError, match=r"no such file or folder: gone\.jpg, \*\.tga"):
