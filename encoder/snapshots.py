@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from encoder.errors import ConfigError
+from encoder.errors import ConfigError, WeightsError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")
 
 PROCESSOR_FILES = {
     "preprocessor_config": "preprocessor_config.json",
@@ -51,6 +52,15 @@ def _read_json(snapshot: Path, name: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{snapshot}/{name} is no JSON object")
     return config
+
+
+def check_has_weights(snapshot: Path) -> None:
+    """Raise WeightsError where no file says which tensors there are."""
+    if (snapshot / INDEX).is_file() or (snapshot / SINGLE).is_file():
+        return
+    others = sorted(path.name for path in snapshot.iterdir() if path.suffix in OTHER_WEIGHTS)
+    hint = f"; it has {others[0]}, which is not read: take a release in safetensors" if others else ""
+    raise WeightsError(f"{snapshot} holds neither {INDEX} nor {SINGLE}{hint}")
 
 
 def stored_names(wanted: Iterable[str], stored: Iterable[str]) -> dict[str, str]:

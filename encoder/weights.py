@@ -16,10 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from encoder.errors import WeightsError
-from encoder.snapshots import INDEX, PROCESSOR_FILES, SINGLE, stored_names
+from encoder.snapshots import INDEX, PROCESSOR_FILES, SINGLE, check_has_weights, stored_names
 
 MAX_SHARD_BYTES = 2 * 2**30
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+POINTER = b"version https://git-lfs"  # what a clone without Git LFS has in a large file's place
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a shard, in `weights_digest`
 
 
@@ -79,7 +80,7 @@ def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[
                     elif not _is_finite(tensor):
                         not_finite.append(name)
         except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{snapshot / shard}: {error}") from error
+            raise WeightsError(f"{snapshot / shard} {_wrong_with(snapshot / shard, error)}; fetch it again") from error
     if misshapen:
         raise WeightsError(f"{snapshot}: {len(misshapen)} tensors have another shape: {_some(misshapen)}")
     if no_floats:  # their scales lie elsewhere, if anywhere: taken as they stand they would give wrong embeddings
@@ -99,16 +100,31 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 def _shards(snapshot: Path) -> dict[str, str]:
     """File name of the shard that holds each tensor."""
+    check_has_weights(snapshot)
     index = snapshot / INDEX
     try:
         if index.is_file():
             return {name: str(Path(shard)) for name, shard in dict(json.loads(index.read_text())["weight_map"]).items()}
         with safe_open(snapshot / SINGLE, framework="pt") as file:
             return dict.fromkeys(file.keys(), SINGLE)
-    except FileNotFoundError:
-        raise WeightsError(f"{snapshot} holds neither {INDEX} nor {SINGLE}") from None
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except SafetensorError as error:
+        raise WeightsError(f"{snapshot / SINGLE} {_wrong_with(snapshot / SINGLE, error)}; fetch it again") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise WeightsError(f"{snapshot}: unreadable list of tensors: {error!r}") from error
+
+
+def _wrong_with(path: Path, error: Exception) -> str:
+    """What is wrong with a file of tensors."""
+    if not path.exists():
+        return f"is missing, which {INDEX} names"
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(POINTER))
+    except OSError as unreadable:
+        return f"cannot be read: {unreadable.strerror}"
+    if start == POINTER:
+        return "is a pointer that Git left where it did not fetch the file (`git lfs pull` does)"
+    return f"is damaged or incomplete: {error}"
 
 
 def _some(names: list[str]) -> str:

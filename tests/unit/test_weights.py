@@ -141,6 +141,33 @@ def test_a_checkpoint_that_says_nonsense_is_a_config_error(tmp_path: Path, prese
     assert refused
 
 
+@pytest.mark.parametrize(
+    ("shard", "said"),
+    [
+        (None, "is missing, which model.safetensors.index.json names; fetch it again"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "is a pointer .*`git lfs pull`"),
+        (b"\x10\x00", "is damaged or incomplete: .*; fetch it again"),
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False], ids=["one file", "shards"])
+def test_a_checkpoint_that_was_fetched_in_part_says_what_to_do(
+    snapshot: Path, shapes: dict[str, tuple[int, ...]], shard: bytes | None, said: str, whole: bool
+) -> None:
+    path = next(snapshot.glob("*.safetensors"))
+    if whole:
+        (snapshot / INDEX).unlink()
+        path = path.rename(snapshot / SINGLE)
+    if shard is None:
+        path.unlink()
+        (snapshot / "pytorch_model.bin").touch()
+        if whole:
+            said = "holds neither .* it has pytorch_model.bin, which is not read: take a release in safetensors"
+    else:
+        path.write_bytes(shard)
+    with pytest.raises(WeightsError, match=said):
+        load_tensors(snapshot, shapes)
+
+
 @pytest.mark.parametrize("damage", ["truncate", "garbage", "no_index", "bad_index", "odd_index", "deep_index"])
 def test_damaged_checkpoints_are_typed_errors(snapshot: Path, shapes: dict[str, tuple[int, ...]], damage: str) -> None:
     shard = next(snapshot.glob("*.safetensors"))
