@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ByteSize, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from cluster.gateway.config import GatewayConfig
 from cluster.groups import SHARED, Amount, AutoscaleConfig, GroupConfig, Resources, inherit, starts_within
 from cluster.planning.replan_config import ReplanConfig
+from cluster.yaml_file import read_yaml
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError, kind_of
 from workers.config import WorkerConfig
@@ -210,19 +210,6 @@ def load_config(path: str | Path) -> PoolConfig:
     return parse_config(read_yaml(path), source=Path(path).name)
 
 
-def read_yaml(path: str | Path) -> Any:
-    """What a YAML file holds, unchecked. Raises ConfigError that names the file."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:  # RecursionError: lists in lists without end
-        raise ConfigError(f"{path.name}: not YAML: {_one_line(error)}") from error
-
-
 def parse_config(data: object, *, source: str) -> PoolConfig:
     """Check a configuration of plain maps and lists; `source` begins the message of the ConfigError."""
     if not isinstance(data, Mapping):
@@ -240,10 +227,11 @@ def _explain(detail: ErrorDetails) -> str:
         if _is_setting([*parents, *str(key).split(".")]):
             nested = "{".join(f"{part}: " for part in str(key).split("."))
             return f"unknown key '{where}': keys are not joined by dots, write '{nested}...{'}' * str(key).count('.')}'"
-        known = list(_model_at(parents).model_fields)
-        close = difflib.get_close_matches(str(key), known, n=1)
-        if close:
-            return f"unknown key '{where}', did you mean '{'.'.join([*map(str, parents), close[0]])}'?"
+        known, prefix = list(_model_at(parents).model_fields), "".join(f"{part}." for part in parents)
+        elsewhere = [*_places_of(str(key), _model_at(parents), prefix), *_places_of(str(key), PoolConfig)]
+        close = [prefix + name for name in difflib.get_close_matches(str(key), known, n=1)]
+        if meant := elsewhere + close:
+            return f"unknown key '{where}', did you mean '{meant[0]}'?"
         return f"unknown key '{where}', known here: {', '.join(known)}"
     if detail["type"] == "missing":
         return f"key '{where}' is missing"
@@ -257,8 +245,23 @@ def _is_setting(loc: list[int | str]) -> bool:
     """Whether there is a key where `loc` leads to."""
     try:
         return loc[-1] in _model_at(loc[:-1]).model_fields
-    except (KeyError, StopIteration):
+    except KeyError:
         return False
+
+
+def _places_of(key: str, model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Where a model, or one within it, has such a key."""
+    for name, field in model.model_fields.items():
+        if name == key:
+            yield above + name
+        inner = _model_of(field.annotation)
+        if inner is not None and get_origin(field.annotation) is not tuple:  # a list's places have numbers
+            yield from _places_of(key, inner, f"{above}{name}.")
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    kinds = [annotation, *get_args(annotation)]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _model_at(loc: list[int | str]) -> type[BaseModel]:
@@ -267,11 +270,8 @@ def _model_at(loc: list[int | str]) -> type[BaseModel]:
     for part in loc:
         if isinstance(part, int):  # a place in a list of models
             continue
-        annotation = model.model_fields[part].annotation
-        kinds = [annotation, *get_args(annotation)]
-        model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+        inner = _model_of(model.model_fields[part].annotation)
+        if inner is None:
+            raise KeyError(part)
+        model = inner
     return model
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

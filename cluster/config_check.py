@@ -6,13 +6,19 @@ from pathlib import Path
 
 from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
-from encoder.adapters.registry import families, load_adapter
+from encoder.adapters.registry import families, resolve_model
 from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig
+from encoder.snapshots import check_has_weights
 
 
 def describe_config(config: PoolConfig) -> str:
-    """One line on the pool. Raises ConfigError for a model, layout or budget that cannot work."""
+    """One line on the pool.
+
+    Raises:
+        ConfigError: a model, layout or budget that cannot work.
+        WeightsError: a local checkpoint without weights.
+    """
     return f"ok: {'; '.join(_describe(group) for group in config.worker_groups)}"
 
 
@@ -27,7 +33,10 @@ def _describe(group: GroupConfig) -> str:
 def _graphs(encoder: EncoderConfig, device: str) -> str:
     if not _is_here(encoder.model):
         return f"layouts {', '.join(encoder.layouts)} (its graphs cannot be counted before the checkpoint is here)"
-    adapter = load_adapter(encoder)
+    model = resolve_model(encoder.model)
+    if model.snapshot is not None:
+        check_has_weights(model.snapshot)
+    adapter = model.adapter(encoder)
     if not encoder.graphs:
         return "no graphs"
     num_graphs = len(graph_keys(adapter, encoder, adapter.encoder, device))

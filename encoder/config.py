@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Output = Literal["patches", "pooled"]
@@ -100,6 +100,13 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
 
     eager_patches: int = Field(default=16_384, ge=1)
     """Patches that one eager run may join; a longer segment still runs, alone."""
+
+    @field_validator("precision")
+    @classmethod
+    def _goes_with_dtype(cls, precision: Precision, others: ValidationInfo) -> Precision:
+        if precision == "fp8" and others.data.get("dtype") in ("float32", "float16"):
+            raise ValueError(f"goes with dtype bfloat16, not {others.data['dtype']}")
+        return precision
 
     @field_validator("traffic")
     @classmethod

@@ -18,12 +18,6 @@ def check_precision(precision: Precision, device: torch.device, dtype: torch.dty
         raise ConfigError(f"precision {precision!r} goes with dtype bfloat16, not {dtype}")
 
 
-def check_native(precision: Precision, name: str) -> None:
-    """Raise ConfigError where a model that has no other precision is asked for one."""
-    if precision != "native":
-        raise ConfigError(f"{name} has no precision {precision!r}; leave it out")
-
-
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype that `auto` means: bfloat16 on a GPU, float32 on a CPU."""
     if name == "auto":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ByteSize, Field
+from pydantic import BaseModel, ByteSize, Field, ValidationInfo, field_validator
 
 from encoder.config import EncoderConfig
 
@@ -59,3 +59,11 @@ class WorkerConfig(BaseModel, frozen=True, extra="forbid"):
 
     report_interval_s: float = Field(default=1.0, gt=0, le=3600)
     """Longest silence between two reports to the router."""
+
+    @field_validator("device")
+    @classmethod
+    def _has_precision(cls, device: str, others: ValidationInfo) -> str:
+        encoder: EncoderConfig | None = others.data.get("encoder")
+        if device == "cpu" and encoder is not None and encoder.precision == "fp8":
+            raise ValueError("encoder.precision fp8 needs a GPU (Hopper or later); leave it out")
+        return device

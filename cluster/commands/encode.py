@@ -125,6 +125,9 @@ def _encode_there(parsed: argparse.Namespace) -> RunSummary:
         named = [model for model in served if parsed.encoder in (None, model["id"])]
         if not named:
             raise ConfigError(f"--encoder: no {parsed.encoder!r} there; served: {', '.join(m['id'] for m in served)}")
+        if len(named) > 1:
+            several = ", ".join(model["id"] for model in named)
+            raise ConfigError(f"the gateway has several models; name one with --encoder: {several}")
         model = named[0]
         sources = find_sources(parsed.paths, videos="video" in model.get("modalities", ()))
         from cluster.files.encode_files import encode_files_over_http

@@ -35,7 +35,8 @@ def run(parsed: argparse.Namespace) -> int:
     options = {key: value for key in ("host", "port") if (value := getattr(parsed, key)) is not None}
     if parsed.pool is not None:
         return _serve_standing(parsed.pool, options)
-    from cluster.config import load_config, parse_config, read_yaml
+    from cluster.config import load_config, parse_config
+    from cluster.yaml_file import read_yaml
 
     load_config(parsed.config)  # its errors name the file
     values: dict[str, Any] = read_yaml(parsed.config)

@@ -56,4 +56,5 @@ FAMILY = Family(
         for version, (width, queries) in _SIZES.items()
     },
     make=_make,
+    precisions=("native", "fp8"),
 )

@@ -170,9 +170,7 @@ class QwenVL:
         attention: str,
         precision: Precision,
     ) -> EncoderModel:
-        """The tower on the device. Raises ConfigError for fp8, which is MiniCPM-V's alone."""
-        from encoder.precision import check_native
+        """The tower on the device, in the native precision."""
         from encoder.towers.qwen_vl import QwenVLModel
 
-        check_native(precision, self.encoder)
         return QwenVLModel(self.sizes, weights, device, dtype, attention)

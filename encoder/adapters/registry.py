@@ -58,6 +58,7 @@ class Family:
     presets: Mapping[str, Preset]
     make: Callable[[Mapping[str, Any], str, EncoderConfig], EncoderAdapter]  # from config.json, name, our config
     outputs: tuple[str, ...] = ("patches",)  # what `EncoderConfig.output` may ask for
+    precisions: tuple[str, ...] = ("native",)  # and `EncoderConfig.precision`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,8 @@ class Model:
         outputs = self.family.outputs
         if config.output not in outputs:
             raise ConfigError(f"{self.name} has no output {config.output!r}; it has {', '.join(outputs)}")
+        if config.precision not in self.family.precisions:
+            raise ConfigError(f"{self.name} has no precision {config.precision!r}; leave it out")
         name = self.name if config.output == "patches" else f"{self.name}:{config.output}"
         try:
             return self.family.make(self.config, name, config)
@@ -109,7 +112,7 @@ def resolve_model(name: str) -> Model:
     if not snapshot.is_dir():
         if name.count("/") != 1 or name.startswith((".", "/", "~")):
             close = get_close_matches(name, presets, n=1, cutoff=0.75)
-            hint = f"did you mean {close[0]!r}?" if close else f"presets are {', '.join(presets)}"
+            hint = f"did you mean {close[0]!r}?" if close else "`encpool models` lists the presets"
             raise ConfigError(f"no model {name!r}: it is no preset and no directory; {hint}")
         snapshot = download(name, lambda config: _adapter(config, name).weight_shapes())
     config = read_config(snapshot)

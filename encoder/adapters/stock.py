@@ -46,10 +46,7 @@ class StockAdapter:
         attention: str,
         precision: Precision,
     ) -> EncoderModel:
-        """transformers' modules on the device. Raises ConfigError for a precision that they lack."""
-        from encoder.precision import check_native
-
-        check_native(precision, self.encoder)
+        """transformers' modules on the device, in the native precision."""
         return self._model(weights, device, dtype, attention)
 
     def _model(

@@ -117,6 +117,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["bench", "engine", "--repeats", "few"], "no whole number"),
         (["config", "check", "typo.yaml"], "unknown key 'num_worker'"),
         (["config", "check", "budget.yaml"], "token budget"),
+        (["config", "check", "fp8.yaml"], "tiny-siglip has no precision 'fp8'; leave it out"),
         (["config", "check", "axis.yaml"], "capture axis 'layout' has no keys"),
         (["init-checkpoint", "tiny-minicpmv-2.6", "used"], "not an empty directory"),
         (["init-checkpoint", "nothing", "new"], "no model 'nothing'"),
@@ -136,6 +137,7 @@ def test_wrong_usage_is_one_line_and_status_2(
     (folder / "good.yaml").write_text(encoder % "seed: 0")
     (folder / "budget.yaml").write_text(encoder % "token_budgets: [0]")
     (folder / "axis.yaml").write_text(encoder % "layouts: []")
+    (folder / "fp8.yaml").write_text(encoder.replace("minicpmv-2.6", "siglip") % "precision: fp8")
     (folder / "used").mkdir()
     (folder / "used" / "manifest.jsonl").touch()
     assert status(*arguments) == 2
@@ -169,6 +171,9 @@ def test_init_checkpoint_writes_what_config_check_accepts(tmp_path: Path, capsys
     config = tmp_path / "pool.yaml"
     config.write_text(f"num_workers: 1\nworker: {{encoder: {{model: {snapshot}}}}}\n")
     assert status("config", "check", str(config)) == 0
+    (snapshot / "model.safetensors.index.json").unlink()
+    assert status("config", "check", str(config)) == 2
+    assert "holds neither model.safetensors.index.json" in capsys.readouterr().err
 
 
 def test_dtypes_are_those_of_the_configuration() -> None:

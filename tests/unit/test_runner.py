@@ -121,7 +121,7 @@ def test_strip_too_long_for_any_graph_runs_eagerly(runner: EncoderRunner) -> Non
     ("changes", "message"),
     [
         ({"model": "tiny-minicpm-2.6"}, "did you mean 'tiny-minicpmv-2.6'"),
-        ({"model": "tiny-foo"}, "it is no preset and no directory; presets are tiny-minicpmv-2.5,"),
+        ({"model": "tiny-foo"}, "it is no preset and no directory; `encpool models` lists the presets$"),
         ({"layouts": ("24x",)}, "unknown layout '24x'"),
         ({"layouts": ()}, "capture axis 'layout' has no keys"),
         ({"attention": "cudnn"}, "needs a GPU"),
