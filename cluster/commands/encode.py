@@ -137,7 +137,8 @@ def _encode_there(parsed: argparse.Namespace) -> RunSummary:
 
 def _config(parsed: argparse.Namespace) -> PoolConfig:
     """The configuration file, or the embedded default, with the options laid over it."""
-    from cluster.config import load_config, parse_config, read_yaml
+    from cluster.config import load_config, parse_config
+    from cluster.yaml_file import read_yaml
 
     values: dict[str, Any] = {"worker": {"encoder": {"model": DEFAULT_MODEL}}}
     if parsed.config is not None:

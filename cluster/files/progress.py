@@ -31,7 +31,7 @@ class EncodeProgress:
         total: int,
         stats: Callable[[], PoolStats] | None = None,
         *,
-        stream: TextIO = sys.stderr,
+        stream: TextIO | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_done = 0
@@ -40,7 +40,7 @@ class EncodeProgress:
         self._graph_rates = ""
         self._stats = stats
         self._before: PoolStats | None = None
-        self._stream = stream
+        self._stream = stream = stream or sys.stderr
         self._now_s = now_s
         self._started_s = self._shown_s = now_s()
         self._bar = _bar(stream, _Live(self._live)) if stream.isatty() else None

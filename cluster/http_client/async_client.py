@@ -152,12 +152,23 @@ class AsyncHttpClient:
         raise PoolError(f"{self.url} ended its stream before the last item")
 
     async def models(self) -> list[dict[str, Any]]:
-        """What the gateway serves. Raises as `encode` does."""
+        """What the gateway serves; one that still starts is asked again. Raises as `encode` does."""
+        until_s, wait_s = time.monotonic() + self._patience_s, FIRST_WAIT_S
+        while True:
+            try:
+                return await self._models()
+            except PutOff as error:
+                pause_s = self._pause(error.retry_after_s, wait_s)
+                if time.monotonic() + pause_s > until_s:
+                    raise error.error from None
+            await asyncio.sleep(pause_s)
+            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
+
+    async def _models(self) -> list[dict[str, Any]]:
         try:
             async with self._client().get(f"{self.url}/v1/models", headers=self._heads()) as response:
                 self._was_reached = True
-                if response.status != 200:
-                    raise await refusal(response)
+                await _check(response, response.status == 200)
                 found: list[dict[str, Any]] = (await response.json())["data"]
                 return found
         except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
@@ -189,7 +200,7 @@ class AsyncHttpClient:
                     until_s = min(until_s, started_s + FIRST_PATIENCE_S)
             if failure is None and not put_off:
                 break
-            pause_s = (told_s or wait_s) * (1 + 0.25 * self._rng.random())
+            pause_s = self._pause(told_s, wait_s)
             if time.monotonic() + pause_s > until_s:
                 if failure is not None:
                     raise failure
@@ -203,16 +214,16 @@ class AsyncHttpClient:
         body = BytesIO(write_request(items, self._options))  # which aiohttp sends in pieces
         async with self._client().post(f"{self.url}/v1/encode", data=body, headers=self._heads()) as response:
             self._was_reached = True
-            if response.content_type != MSGPACK:
-                why = await refusal(response)
-                if response.status in AGAIN:
-                    raise PutOff(why, retry_after(response))
-                raise why
+            await _check(response, response.content_type == MSGPACK)
             entries = msgpack.unpackb(await response.read())["items"]
             found = sorted(map(read_answer_item, entries), key=lambda answer: answer.index)
             if len(found) != len(items):
                 raise RequestError(f"{len(items)} items were asked for, {len(found)} came back")
             return found, retry_after(response)
+
+    def _pause(self, told_s: float | None, wait_s: float) -> float:
+        """Seconds until it is asked again: as told, else as given; a little more, so that not all come back at once."""
+        return (told_s or wait_s) * (1 + 0.25 * self._rng.random())
 
     async def _batches(self, sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[list[RequestItem]]:
         """Raises what the sources raise, behind a batch of what came before."""
@@ -253,6 +264,16 @@ class AsyncHttpClient:
                 read_bufsize=2**20,
             )
         return self._session
+
+
+async def _check(response: aiohttp.ClientResponse, is_answer: bool) -> None:
+    """Raise why there is no answer: PutOff where it may be asked again."""
+    if is_answer:
+        return
+    why = await refusal(response)
+    if response.status in AGAIN:
+        raise PutOff(why, retry_after(response))
+    raise why
 
 
 def _unreadable(items: Sequence[RequestItem]) -> list[ItemAnswer]:

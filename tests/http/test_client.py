@@ -159,6 +159,15 @@ class Moody(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
+    def do_GET(self) -> None:
+        server: Any = self.server
+        if not server.script:
+            self.send_error(501)
+        elif (mood := server.script.pop(0)) == "models":
+            self._answer(200, "application/json", json.dumps({"data": server.models}).encode())
+        else:
+            self._refuse(int(mood))
+
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         server: Any = self.server
@@ -174,13 +183,18 @@ class Moody(BaseHTTPRequestHandler):
         if mood == "well":
             tokens = ItemTokens(dtype="float32", shape=(1, 2), data=np.ones(2, "<f4").tobytes(), grids=((1, 1, 1),))
             well = ItemAnswer(index=0, status=200, tokens=tokens)
-            body, kind, status = b"".join(msgpack_answer("m", [well])), MSGPACK, 200
+            self._answer(200, MSGPACK, b"".join(msgpack_answer("m", [well])))
         elif mood == "item full":
             late = ItemAnswer(index=0, status=429, error="PoolSaturatedError", message="full")
-            body, kind, status = b"".join(msgpack_answer("m", [late])), MSGPACK, 429
+            self._answer(429, MSGPACK, b"".join(msgpack_answer("m", [late])))
         else:
-            error = {"error": {"type": "PoolSaturatedError", "message": "full"}}
-            body, kind, status = json.dumps(error).encode(), "application/json", int(mood)
+            self._refuse(int(mood))
+
+    def _refuse(self, status: int) -> None:
+        error = {"error": {"type": "PoolSaturatedError", "message": "full"}}
+        self._answer(status, "application/json", json.dumps(error).encode())
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -197,7 +211,7 @@ class Moody(BaseHTTPRequestHandler):
 def moody() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Moody)
     server.daemon_threads = True
-    server.script, server.num_asked = [], 0
+    server.script, server.num_asked, server.models = [], 0, []
     server.waiting, server.go_on = threading.Event(), threading.Event()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -241,6 +255,26 @@ def test_what_is_put_off_or_lost_is_asked_again(moody: Any, monkeypatch: pytest.
     assert moody.num_asked == 5
     assert all(1 <= pause <= 1.25 for pause in pauses[:3])  # as told, spread a little
     assert pauses[3] < 1.25
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        (["one"], "1 items in"),
+        (["one", "other"], "the gateway has several models; name one with --encoder: one, other"),
+    ],
+)
+def test_the_command_waits_for_a_gateway_that_starts_and_asks_which_of_several_models(
+    moody: Any, models: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moody.models = [{"id": model, "dtype": "float32"} for model in models]
+    moody.script = ["503", "models"]
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"any")
+    url = f"http://127.0.0.1:{moody.server_port}"
+    assert main(["encode", str(picture), "--out", str(tmp_path / "out"), "--url", url]) == 2 * (len(models) > 1)
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
 
 
 def test_patience_ends(moody: Any) -> None:
