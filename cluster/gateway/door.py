@@ -80,7 +80,6 @@ class Door:
         started_s = time.monotonic()
         with self._limits.request(caller.name), self.room.request() as share:
             share.caller = caller.name
-            share.take()
             yield backend, share
             self.recent.answer(time.monotonic() - started_s, share.num_items)
 
