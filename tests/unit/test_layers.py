@@ -123,7 +123,7 @@ def test_imports_flow_one_way(layer: str) -> None:
     assert packages_imported_by(layer) & BELOW.keys() <= BELOW[layer] | {layer}
 
 
-@pytest.mark.parametrize("layer", ["workers", "cluster"])
+@pytest.mark.parametrize("layer", BELOW)
 def test_no_file_imports_what_imports_it(layer: str) -> None:
     """Not in a function, and not for its types alone either: what two files both need has a file below them."""
     modules = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in files_of(layer)}
