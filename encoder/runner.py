@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +24,7 @@ from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig
 from encoder.cost_book import CostBook
 from encoder.graphs import CaptureReport, GraphMemory, GraphSet
+from encoder.helpers import MAX_COPIERS, helped_by
 from encoder.measuring import measure_eager
 from encoder.packing import LOOK_AHEAD, EagerCost, GraphTable, GraphView, Replay, plan_replay
 from encoder.precision import check_precision, resolve_dtype
@@ -69,6 +72,7 @@ class EncoderRunner:
         self._book = CostBook()
         self._graphs = GraphSet(adapter, model, device, self._book)
         self._ring = StagingRing(device, num_slots=3)
+        self._copiers = ThreadPoolExecutor(MAX_COPIERS - 1, thread_name_prefix="copy")
         self._eager: EagerCost | None = None
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # weights were written on another stream than runs read them on
@@ -200,8 +204,11 @@ class EncoderRunner:
             axis_keys, capacity, layout = graph.key.axis_keys, graph.capacity, graph.layout
         num_tokens = sum(shape.num_tokens for shape in shapes)
         out_bytes = num_tokens * self.adapter.hidden_size * self.dtype.itemsize
+        is_alone = self._ring.is_idle
         with self._ring.slot(layout.num_bytes, out_bytes) as slot:
-            rows = self.adapter.fill(slot.arrays(layout), segments, axis_keys, capacity)
+            # While nothing computes, the copy is part of somebody's latency; else it happens beside a run.
+            with helped_by(self._copiers) if is_alone else nullcontext():
+                rows = self.adapter.fill(slot.arrays(layout), segments, axis_keys, capacity)
             used_bytes = layout.used_bytes(rows)
             with self._ring.computing(slot, used_bytes):
                 if replay.key is None:

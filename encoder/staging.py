@@ -91,9 +91,15 @@ class StagingRing:
     def __init__(self, device: torch.device, num_slots: int, *, limit_bytes: int = LIMIT_BYTES) -> None:
         """`limit_bytes` bounds the memory that readers of outputs hold; beyond it they get copies."""
         self._device, self._blocks = device, BlockPool(pinned=device.type == "cuda", limit_bytes=limit_bytes)
+        self._num_slots = num_slots
         self._free = [Slot(device, self._blocks) for _ in range(num_slots)]
         if device.type == "cuda":
             self._copy_in, self._compute, self._copy_out = (torch.cuda.Stream(device) for _ in range(3))
+
+    @property
+    def is_idle(self) -> bool:
+        """No launch is under way."""
+        return len(self._free) == self._num_slots
 
     @contextmanager
     def slot(self, in_bytes: int, out_bytes: int) -> Iterator[Slot]:

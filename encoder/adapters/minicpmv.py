@@ -17,6 +17,7 @@ from encoder.adapters.minicpmv_config import read_sizes
 from encoder.adapters.minicpmv_positions import patch_indices
 from encoder.adapters.minicpmv_slicing import SlicePlan, plan_slices
 from encoder.adapters.packed import fill_offsets
+from encoder.helpers import copy_all
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class MiniCPMV:
             host["position_ids"][place] = ids
             host["rows"][place] = rows
             host["columns"][place] = columns
-            host["pixels"][place] = segment.patches_PC
+        copy_all([(host["pixels"][place], each.patches_PC) for each, place in zip(segments, places, strict=True)])
         fill_offsets(host["cu_seqlens"], np.cumsum(lengths))
         return int(places[-1].stop)
 

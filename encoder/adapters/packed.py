@@ -9,6 +9,7 @@ import numpy as np
 from encoder.adapters.base import CaptureAxis
 from encoder.adapters.layouts import PACKED
 from encoder.errors import ConfigError
+from encoder.helpers import copy_all
 from encoder.types import AxisKeys, Capacity, SegmentShape
 
 TOKENS_A_SEGMENT = 16
@@ -83,9 +84,10 @@ def fill_rows(buffer: np.ndarray, parts: Sequence[np.ndarray]) -> None:
 
 def fill_pixels(buffer: np.ndarray, parts: Sequence[np.ndarray]) -> int:
     """Write patches end to end, those of a still once for each frame of a patch; returns how many there are."""
-    start = 0
+    start, pairs = 0, []
     for part in parts:
         frames = buffer[start : start + len(part)].reshape(len(part), -1, part.shape[1])
-        frames[:] = part[:, None]  # all frames in one pass: writing one after the other takes 2.6 times as long
+        pairs.append((frames, part[:, None]))  # all frames in one pass: one after the other takes 2.6 times as long
         start += len(part)
+    copy_all(pairs)
     return start

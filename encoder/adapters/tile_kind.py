@@ -9,6 +9,7 @@ import numpy as np
 
 from encoder.adapters.base import Segment, TensorSpec
 from encoder.errors import ConfigError
+from encoder.helpers import copy_all
 from encoder.types import Capacity, Grid, SegmentShape
 
 Size = tuple[int, int]
@@ -78,6 +79,5 @@ class TileKind:
 
     def fill(self, host: Mapping[str, np.ndarray], segments: Sequence[Segment]) -> int:
         """One tile after the other."""
-        for row, segment in enumerate(segments):
-            host["pixels"][row] = segment.patches_PC[0]
+        copy_all([(host["pixels"][row], segment.patches_PC[0]) for row, segment in enumerate(segments)])
         return len(segments)

@@ -10,7 +10,7 @@ import pytest
 
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig
-from encoder.helpers import helped_by, run_all
+from encoder.helpers import COPY_BYTES, copy_all, helped_by, run_all
 from encoder.pictures import draw_picture
 
 
@@ -45,3 +45,22 @@ def test_what_a_helper_raises_is_raised() -> None:
 
     with ThreadPoolExecutor(1) as threads, helped_by(threads), pytest.raises(ValueError, match="broken"):
         run_all([fail, lambda: 1])
+
+
+@pytest.mark.parametrize("sizes", [[3 * COPY_BYTES], [10, COPY_BYTES // 2, 5 * COPY_BYTES + 7, 0, 3], [100] * 40, []])
+def test_copies_are_whole_with_helpers(sizes: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    targets = [np.zeros(size, np.uint8) for size in sizes]
+    with ThreadPoolExecutor(3) as threads, helped_by(threads):
+        copy_all(list(zip(targets, sources, strict=True)))
+    for target, source in zip(targets, sources, strict=True):
+        assert np.array_equal(target, source)
+
+
+def test_rows_are_broadcast_with_helpers() -> None:
+    source = np.random.default_rng(0).integers(0, 256, (5000, 1, 588), dtype=np.uint8)
+    target = np.zeros((5000, 2, 588), np.uint8)
+    with ThreadPoolExecutor(3) as threads, helped_by(threads):
+        copy_all([(target, source)])
+    assert np.array_equal(target, np.repeat(source, 2, axis=1))
