@@ -20,7 +20,8 @@ from typing import Any
 
 from cluster.benchmark.http_load import run_load
 from cluster.config import PoolConfig
-from cluster.gateway.threaded import GatewayThread, settle
+from cluster.gateway.threaded import GatewayThread
+from cluster.lifecycle.processes import settle
 from cluster.pool import EncoderPool
 from cluster.tables import aligned
 from encoder.benchmark.files import two_panels

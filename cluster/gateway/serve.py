@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from cluster.gateway.config import GatewayConfig
-from cluster.gateway.threaded import GatewayThread, settle
+from cluster.gateway.threaded import GatewayThread
+from cluster.lifecycle.processes import settle
 from cluster.pool import EncoderPool
 from workers import spans
 

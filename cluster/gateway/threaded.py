@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from types import TracebackType
 
@@ -11,15 +10,6 @@ from cluster.gateway.app import Gateway
 from cluster.gateway.config import GatewayConfig
 from cluster.pool import EncoderPool
 from encoder.errors import ConfigError
-
-
-def settle() -> None:
-    """What a process that only serves has loaded by now stays: no full collection shall go through all of it again.
-
-    Each would hold the interpreter for tenths of a second, in which nobody is served.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class GatewayThread:

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
+from cluster.lifecycle.processes import settle
 from cluster.planning.traffic import Traffic
 from cluster.routing.affinity import Homes, homing
 from cluster.routing.assign import Home
@@ -212,6 +213,7 @@ class RouterActor(Router):
         )
         spans.set_up("encpool-router")
         self._exporter = RayExporter()
+        settle()  # a full collection of what Ray loads stops all routing for a tenth of a second
 
     def ask(self, ask: bytes) -> bytes:
         """See `Router.lease`: an `Ask` and an `Answer`, as plain tuples."""

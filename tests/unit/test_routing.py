@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -17,9 +18,10 @@ from cluster.planning.histogram import TrafficHistogram
 from cluster.routing.assign import assign, scan
 from cluster.routing.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpack
 from cluster.routing.plans import Plan, Seat
-from cluster.routing.router import Router
+from cluster.routing.router import Router, RouterActor
 from cluster.routing.worker_index import WorkerIndex
 from cluster.routing.worker_view import WorkerView
+from encoder.config import EncoderConfig
 from encoder.packing import GraphView
 from encoder.types import Grid, ItemShape
 from workers.admission import GUARANTEED
@@ -585,6 +587,16 @@ def test_items_go_to_workers_with_their_model() -> None:
     (answer,) = unpack(pool.lease(pack([LeaseRequest(shape=shape())], model="other")))
     assert answer == Refusal(saturated=False, retry_ms=200.0, message="no worker is up that may take it")
     assert [(member.model, member.leasable) for member in pool.members()] == [("fake", True), ("other", False)]
+
+
+def test_a_router_process_never_collects_what_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # it sets this itself: afterwards it is as it was
+    timeouts = {"lease_timeout_s": 60.0, "silent_timeout_s": 15.0, "client_timeout_s": 10.0}
+    try:
+        RouterActor([EncoderConfig(model="tiny-minicpmv-2.6")], **timeouts)
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
 
 
 class RouterHistory(RuleBasedStateMachine):
