@@ -6,10 +6,9 @@ from pathlib import Path
 
 from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
-from encoder.adapters.registry import families, resolve_model
+from encoder.adapters.registry import check_model, families
 from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig
-from encoder.snapshots import check_has_weights
 
 
 def describe_config(config: PoolConfig) -> str:
@@ -33,10 +32,7 @@ def _describe(group: GroupConfig) -> str:
 def _graphs(encoder: EncoderConfig, device: str) -> str:
     if not _is_here(encoder.model):
         return f"layouts {', '.join(encoder.layouts)} (its graphs cannot be counted before the checkpoint is here)"
-    model = resolve_model(encoder.model)
-    if model.snapshot is not None:
-        check_has_weights(model.snapshot)
-    adapter = model.adapter(encoder)
+    adapter = check_model(encoder)
     if not encoder.graphs:
         return "no graphs"
     num_graphs = len(graph_keys(adapter, encoder, adapter.encoder, device))

@@ -30,7 +30,7 @@ from cluster.routing.roster import Member
 from cluster.streams.outcomes import Embedding, Outcome
 from cluster.streams.sources import Source
 from cluster.streams.transport import Gate, RayTransport
-from encoder.adapters.registry import load_adapter
+from encoder.adapters.registry import check_model
 from encoder.errors import ConfigError, PoolClosedError, WorkerLostError, WorkerStartError
 from workers.messages import TracedItem
 from workers.metrics import samples_of
@@ -93,7 +93,7 @@ class EncoderPool:
         if not isinstance(config, PoolConfig):
             config = load_config(config)
         for group in config.worker_groups:
-            load_adapter(group.worker.encoder)  # fails in milliseconds for what no worker could load
+            check_model(group.worker.encoder)  # fails in milliseconds for what no worker could load
         own = local_ray.connect(config)
         name = f"pool-{uuid.uuid4().hex[:8]}"
         crew = RayCrew(name, config, detached=False)

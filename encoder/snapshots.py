@@ -54,13 +54,19 @@ def _read_json(snapshot: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def check_has_weights(snapshot: Path) -> None:
-    """Raise WeightsError where no file says which tensors there are."""
-    if (snapshot / INDEX).is_file() or (snapshot / SINGLE).is_file():
+def check_files(snapshot: Path, wanted: Iterable[str]) -> None:
+    """Raise WeightsError where the wanted tensors' files are not all here. A list that cannot be read is not judged."""
+    if not (snapshot / INDEX).is_file() and not (snapshot / SINGLE).is_file():
+        others = sorted(path.name for path in snapshot.iterdir() if path.suffix in OTHER_WEIGHTS)
+        hint = f"; it has {others[0]}, which is not read: take a release in safetensors" if others else ""
+        raise WeightsError(f"{snapshot} holds neither {INDEX} nor {SINGLE}{hint}")
+    try:
+        stored = dict(json.loads((snapshot / INDEX).read_text())["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
-    others = sorted(path.name for path in snapshot.iterdir() if path.suffix in OTHER_WEIGHTS)
-    hint = f"; it has {others[0]}, which is not read: take a release in safetensors" if others else ""
-    raise WeightsError(f"{snapshot} holds neither {INDEX} nor {SINGLE}{hint}")
+    for shard in sorted({str(stored[name]) for name in stored_names(wanted, stored).values()}):
+        if not (snapshot / shard).is_file():
+            raise WeightsError(f"{snapshot / shard} is missing, which {INDEX} names; fetch it again")
 
 
 def stored_names(wanted: Iterable[str], stored: Iterable[str]) -> dict[str, str]:

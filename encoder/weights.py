@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from encoder.errors import WeightsError
-from encoder.snapshots import INDEX, PROCESSOR_FILES, SINGLE, check_has_weights, stored_names
+from encoder.snapshots import INDEX, PROCESSOR_FILES, SINGLE, check_files, stored_names
 
 MAX_SHARD_BYTES = 2 * 2**30
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -56,6 +56,7 @@ def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[
         WeightsError: names the tensors that are missing, of another shape, quantised or not finite, or the file that
             can't be read.
     """
+    check_files(snapshot, shapes)
     shard_of = _shards(snapshot)
     stored_as = stored_names(shapes, shard_of)
     missing = sorted(shapes.keys() - stored_as.keys())
@@ -100,7 +101,6 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 def _shards(snapshot: Path) -> dict[str, str]:
     """File name of the shard that holds each tensor."""
-    check_has_weights(snapshot)
     index = snapshot / INDEX
     try:
         if index.is_file():
@@ -115,8 +115,6 @@ def _shards(snapshot: Path) -> dict[str, str]:
 
 def _wrong_with(path: Path, error: Exception) -> str:
     """What is wrong with a file of tensors."""
-    if not path.exists():
-        return f"is missing, which {INDEX} names"
     try:
         with path.open("rb") as file:
             start = file.read(len(POINTER))

@@ -30,7 +30,7 @@ from cluster.lifecycle.status import PoolStatus
 from cluster.lifecycle.supervisor import Supervisor
 from cluster.planning.fleet import replanning
 from cluster.routing.roster import Member
-from encoder.adapters.registry import load_adapter
+from encoder.adapters.registry import check_model
 from encoder.errors import ConfigError, EncoderPoolError, PoolClosedError, WorkerLostError, WorkerStartError
 from workers.messages import ErrorNote, WorkerReport
 
@@ -162,7 +162,7 @@ def raise_pool(config: PoolConfig, *, watch: Callable[[PoolStatus], None] = lamb
         WeightsError, WorkerStartError: as `EncoderPool.start` does. Nothing is left behind then.
     """
     for group in config.worker_groups:
-        load_adapter(group.worker.encoder)  # fails in milliseconds for what no worker could load
+        check_model(group.worker.encoder)  # fails in milliseconds for what no worker could load
     groups = RayCrew(config.name, config, detached=True).settle()
     remote: Any = ray.remote  # its type hints lack some options
     supervisor = remote(num_cpus=0, max_restarts=-1, max_concurrency=8)(SupervisorActor)

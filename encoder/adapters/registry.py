@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
-from encoder.snapshots import download, read_config
+from encoder.snapshots import check_files, download, read_config
 
 if TYPE_CHECKING:
     from encoder.adapters.base import EncoderAdapter
@@ -127,6 +127,20 @@ def resolve_model(name: str) -> Model:
 def load_adapter(config: EncoderConfig) -> EncoderAdapter:
     """The torch-free adapter of a configuration."""
     return resolve_model(config.model).adapter(config)
+
+
+def check_model(config: EncoderConfig) -> EncoderAdapter:
+    """The torch-free adapter, after a look whether the files of weights are here: in milliseconds, and unread.
+
+    Raises:
+        ConfigError: what no worker could load.
+        WeightsError: a checkpoint without the files that hold its tensors.
+    """
+    model = resolve_model(config.model)
+    adapter = model.adapter(config)
+    if model.snapshot is not None:
+        check_files(model.snapshot, adapter.weight_shapes())
+    return adapter
 
 
 def _adapter(config: Mapping[str, Any], name: str) -> EncoderAdapter:

@@ -195,6 +195,7 @@ def test_an_unknown_model_is_refused_before_anything_starts() -> None:
 def test_a_worker_that_cannot_load_fails_the_start_with_its_reason(ray_cluster: None, tmp_path: Path) -> None:
     config = load_adapter(tiny_config().worker.encoder).checkpoint_config()
     (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(WeightsError, match=r"worker-0 could not start: WeightsError: .*safetensors"):
         EncoderPool.start(tiny_config(model=str(tmp_path), num_workers=1))
 

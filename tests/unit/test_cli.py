@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import ray
 
 from cluster.cli import _parser, main
 from cluster.commands.arguments import DTYPES, lay_over
@@ -171,9 +172,24 @@ def test_init_checkpoint_writes_what_config_check_accepts(tmp_path: Path, capsys
     config = tmp_path / "pool.yaml"
     config.write_text(f"num_workers: 1\nworker: {{encoder: {{model: {snapshot}}}}}\n")
     assert status("config", "check", str(config)) == 0
-    (snapshot / "model.safetensors.index.json").unlink()
-    assert status("config", "check", str(config)) == 2
-    assert "holds neither model.safetensors.index.json" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_its_weights_is_wrong_usage_before_a_pool_is_started(
+    tmp_path: Path, save_picture: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    snapshot, config = tmp_path / "snapshot", tmp_path / "pool.yaml"
+    assert status("init-checkpoint", "tiny-siglip", str(snapshot)) == 0
+    config.write_text(f"num_workers: 1\nworker: {{encoder: {{model: {snapshot}}}}}\n")
+    for name, said in (
+        ("model-00001-of-00001.safetensors", "model-00001-of-00001.safetensors is missing, which model.safetensors.in"),
+        ("model.safetensors.index.json", "holds neither model.safetensors.index.json"),
+    ):
+        (snapshot / name).unlink()
+        encode = ["encode", str(save_picture("a.png")), "--out", str(tmp_path / "out"), "--config", str(config)]
+        for command in (["config", "check", str(config)], encode):
+            assert status(*command) == 2
+            assert said in capsys.readouterr().err
+    assert not ray.is_initialized()
 
 
 def test_dtypes_are_those_of_the_configuration() -> None:
