@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from cluster.commands import bench, encode, look, plan, serve, standing, trace
 from cluster.commands.arguments import FAILED, INTERRUPTED, WRONG_USAGE
@@ -23,6 +24,8 @@ COMMANDS = (encode, standing, serve, look, trace, plan, bench)  # in the order o
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text, or none that it can show
     parsed = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="encpool: %(message)s")
     logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own

@@ -15,6 +15,7 @@ import ray
 
 from cluster.config import PoolConfig
 from cluster.interrupts import keeping_sigterm
+from cluster.lifecycle.entrypoint import readable_entrypoint
 from cluster.lifecycle.head import running_head
 from encoder.errors import WorkerStartError
 
@@ -138,7 +139,7 @@ def _attach(address: str, *, show_logs: bool) -> OwnRay:
         _read_authentication_anew()
     _reach(address)  # else its authentication is the user's affair
     try:
-        with keeping_sigterm():
+        with keeping_sigterm(), readable_entrypoint():
             ray.init(address=address, namespace="encpool", logging_level=logging.WARNING, log_to_driver=show_logs)
     except (ValueError, RuntimeError, OSError) as error:
         OwnRay(restore).end()
@@ -172,7 +173,7 @@ def _connect(config: PoolConfig) -> OwnRay:
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it announces the token at each start
     num_cpus = math.ceil(config.num_workers * config.cpus_per_worker)
     try:
-        with keeping_sigterm():
+        with keeping_sigterm(), readable_entrypoint():
             ray.init(
                 address="local",
                 namespace="encpool",

@@ -1,4 +1,5 @@
 import copy
+import io
 import subprocess
 import sys
 import time
@@ -216,3 +217,12 @@ def test_a_model_is_not_laid_over_several() -> None:
     values = {"worker": {"encoder": {"model": "a"}}, "groups": [{"name": "one", "num_workers": 1}, other]}
     with pytest.raises(ConfigError, match="--model cannot change several models, a, c; leave it out"):
         lay_over(values, model="b")
+
+
+def test_names_that_stdout_cannot_show_are_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "caf\udce9-é.yaml"
+    config.write_text("num_workers: 1\nworker: {device: cpu, encoder: {model: tiny-minicpmv-2.6}}\n")
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", errors="strict"))
+    assert main(["config", "check", str(config)]) == 0
+    assert rb"caf\udce9-\xe9.yaml: ok" in shown.getvalue()

@@ -102,6 +102,29 @@ def test_an_address_that_ray_refuses_is_an_error_of_ours(monkeypatch: pytest.Mon
         local_ray.connect(tiny_config(ray_address="nowhere"))
 
 
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_ray_is_told_a_command_line_that_is_no_text_in_a_form_that_it_can_note(
+    monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
+    def command_line() -> str:
+        return "encpool encode caf\udce9.png"  # bytes of Latin-1, as Python has them
+
+    monkeypatch.setattr(ray._private.utils, "get_entrypoint_name", command_line)
+    fake = FakeRay(monkeypatch)
+    told: list[str] = []
+
+    def init(**options: Any) -> None:
+        told.append(ray._private.utils.get_entrypoint_name())
+        fake.init(**options)
+
+    monkeypatch.setattr(ray, "init", init)
+    own = local_ray.connect(tiny_config(ray_address=address))
+    assert told == [r"encpool encode caf\udce9.png"]
+    assert ray._private.utils.get_entrypoint_name is command_line
+    assert own is not None
+    own.shutdown()
+
+
 def test_a_shut_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
     gate = Gate()
     entered, leave = threading.Event(), threading.Event()
