@@ -22,6 +22,7 @@ RAY_FILES = {
     "workers/ray_metrics.py",
     "cluster/routing/router.py",
     "cluster/pool.py",
+    "cluster/lifecycle/entrypoint.py",
     "cluster/lifecycle/launching.py",
     "cluster/planning/fleet.py",
     "cluster/lifecycle/places.py",
