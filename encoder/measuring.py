@@ -13,15 +13,17 @@ from encoder.arena import ArenaLayout
 from encoder.packing import EagerCost
 from encoder.types import AxisKeys
 
+REPEATS = 3
 
-def run_ms(run: Callable[[], None], device: torch.device, repeats: int = 3) -> float:
+
+def run_ms(run: Callable[[], None], device: torch.device) -> float:
     """Median time of a run on the device."""
     if device.type != "cuda":
         started_s = time.perf_counter()
         run()
         return (time.perf_counter() - started_s) * 1e3
     times: list[float] = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         run()

@@ -18,11 +18,11 @@ from ray.exceptions import RayError
 
 from encoder.travel import MESSAGE_BYTES, from_bytes, to_bytes
 from encoder.types import GraphKey
-from workers import spans
 from workers.config import WorkerConfig
 from workers.messages import Beat, EncodeBatch, EncodeResult, Heard, WorkerReport, WorkerState, WorkerStats
 from workers.metrics import samples_of
 from workers.priority import Priority
+from workers.process import set_up_process
 from workers.ray_metrics import RayExporter
 from workers.slabs import SlabMaps, encode_lent
 
@@ -42,10 +42,8 @@ class EncoderWorkerActor:
 
         A name, not a handle: a restart must not depend on a handle that its creator may have dropped.
         """
-        level = os.environ.get("ENCPOOL_LOG_LEVEL", "WARNING").upper()
-        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+        set_up_process("encpool-worker", on_gpu=config.device != "cpu")
         if config.device == "cpu":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks
             # Threads that wait by spinning take the core that another worker computes on: measured 9 times slower.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # Decoding threads would keep the GPU's from Python's lock for 5 ms at a time.
@@ -56,7 +54,6 @@ class EncoderWorkerActor:
 
         if config.torch_threads is not None:
             torch.set_num_threads(config.torch_threads)
-        spans.set_up("encpool-worker")
         self._router = ray.get_actor(router_name, namespace=namespace)
         self._exporter = RayExporter()
         self._interval_s = config.report_interval_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,8 +18,8 @@ from cluster.lifecycle.local_ray import NOTICE_DEATHS
 from cluster.lifecycle.processes import settle
 from cluster.lifecycle.roster import NAMESPACE, actor_name, find_actor, parts_of
 from encoder.errors import ConfigError, WorkerStartError
-from workers import spans
 from workers.messages import ErrorNote
+from workers.process import set_up_process
 
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 5.0
@@ -39,12 +38,9 @@ class GatewayActor:
 
     def __init__(self, pool: str, config: GatewayConfig) -> None:
         """What goes wrong is raised by `url`."""
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them visible to an actor that asked for none
-        level = os.environ.get("ENCPOOL_LOG_LEVEL", "WARNING").upper()
-        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+        set_up_process("encpool-gateway")
         from cluster.pool import EncoderPool
 
-        spans.set_up("encpool-gateway")
         self._failure: ErrorNote | None = None
         self._gateway = GatewayThread(None, config)
         try:

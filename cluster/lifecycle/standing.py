@@ -7,7 +7,6 @@ supervisor's process may die: Ray starts it again, and it finds the workers by t
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import threading
 import time
@@ -33,6 +32,7 @@ from cluster.routing.roster import Member
 from encoder.adapters.registry import check_model
 from encoder.errors import ConfigError, EncoderPoolError, PoolClosedError, WorkerLostError, WorkerStartError
 from workers.messages import ErrorNote, WorkerReport
+from workers.process import set_up_process
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,7 @@ class SupervisorActor:
 
     def __init__(self, config: PoolConfig, groups: Sequence[GroupConfig]) -> None:
         """`groups` are settled already: a restart must not decide otherwise while a node is away."""
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them visible to an actor that asked for none
-        level = os.environ.get("ENCPOOL_LOG_LEVEL", "WARNING").upper()
-        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+        set_up_process("encpool-supervisor")
         self._config = config
         self._crew = RayCrew(config.name, config, detached=True)
         router = self._crew.start_router()

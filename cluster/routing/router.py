@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
 import zlib
@@ -28,6 +27,7 @@ from encoder.travel import from_bytes, to_bytes
 from workers import spans
 from workers.messages import Beat, Heard, TracedItem, WorkerReport
 from workers.priority import Priority
+from workers.process import set_up_process
 from workers.ray_metrics import RayExporter
 from workers.samples import Sample
 
@@ -202,7 +202,7 @@ class RouterActor(Router):
         client_timeout_s: float,
     ) -> None:
         """`encoders`: one a model of the pool."""
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all of them visible to an actor that asked for none
+        set_up_process("encpool-router")
         first, *others = encoders
         super().__init__(
             load_adapter(first),
@@ -211,7 +211,6 @@ class RouterActor(Router):
             silent_timeout_s=silent_timeout_s,
             client_timeout_s=client_timeout_s,
         )
-        spans.set_up("encpool-router")
         self._exporter = RayExporter()
         settle()  # a full collection of what Ray loads stops all routing for a tenth of a second
 

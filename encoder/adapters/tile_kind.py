@@ -69,7 +69,7 @@ class TileKind:
     def default_budgets(self, device: str) -> tuple[int, ...]:
         """Numbers of tiles that an image gives, then larger steps."""
         most = min(self.most, self.max_segments or self.most)
-        counts = [count for count in (CPU_LADDER if device == "cpu" else LADDER) if count <= most] or [most]
+        counts = [count for count in (CPU_LADDER if device == "cpu" else LADDER) if count <= most]
         return tuple(count * self.num_tokens for count in counts)
 
     def inputs(self, capacity: Capacity) -> dict[str, TensorSpec]:
