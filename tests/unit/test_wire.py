@@ -25,7 +25,6 @@ from cluster.gateway.wire import (
     ItemTokens,
     RequestItem,
     as_float32,
-    join,
 )
 from encoder.errors import RequestError
 
@@ -135,9 +134,9 @@ def answer(dtype: str, rows: int, width: int) -> ItemAnswer:
 def test_an_item_of_an_answer_comes_back_as_it_was_written(dtype: str) -> None:
     sent = answer(dtype, 5, 7)
     failed = ItemAnswer(index=0, status=422, error="BadMediaError", message="no")
-    entries = msgpack.unpackb(join(msgpack_answer("m", [sent, failed])))["items"]
+    entries = msgpack.unpackb(b"".join(msgpack_answer("m", [sent, failed])))["items"]
     assert [read_answer_item(entry) for entry in entries] == [sent, failed]
-    assert read_answer_item(msgpack.unpackb(join(msgpack_item(sent)))) == sent
+    assert read_answer_item(msgpack.unpackb(b"".join(msgpack_item(sent)))) == sent
     with pytest.raises(RequestError, match="no item of an answer"):
         read_answer_item(entries[0] | {"shape": [5, 8]})
 
@@ -150,4 +149,4 @@ def test_bfloat16_words_are_the_numbers_that_torch_reads() -> None:
     tokens = ItemTokens(dtype="bfloat16", shape=(4, 6), data=data, grids=())
     np.testing.assert_array_equal(as_float32(tokens), numbers_TE.float().numpy())
     sent = ItemAnswer(index=0, status=200, tokens=tokens)
-    assert json.loads(join(json_item(sent, "float")))["data"] == numbers_TE.float().tolist()
+    assert json.loads(b"".join(json_item(sent, "float")))["data"] == numbers_TE.float().tolist()
