@@ -178,6 +178,7 @@ def test_init_checkpoint_writes_what_config_check_accepts(tmp_path: Path, capsys
 def test_a_checkpoint_without_its_weights_is_wrong_usage_before_a_pool_is_started(
     tmp_path: Path, save_picture: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    had_ray = ray.is_initialized()
     snapshot, config = tmp_path / "snapshot", tmp_path / "pool.yaml"
     assert status("init-checkpoint", "tiny-siglip", str(snapshot)) == 0
     config.write_text(f"num_workers: 1\nworker: {{encoder: {{model: {snapshot}}}}}\n")
@@ -190,7 +191,7 @@ def test_a_checkpoint_without_its_weights_is_wrong_usage_before_a_pool_is_starte
         for command in (["config", "check", str(config)], encode):
             assert status(*command) == 2
             assert said in capsys.readouterr().err
-    assert not ray.is_initialized()
+    assert ray.is_initialized() == had_ray
 
 
 def test_dtypes_are_those_of_the_configuration() -> None:
