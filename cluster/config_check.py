@@ -35,8 +35,9 @@ def _graphs(encoder: EncoderConfig, device: str) -> str:
     adapter = check_model(encoder)
     if not encoder.graphs:
         return "no graphs"
-    num_graphs = len(graph_keys(adapter, encoder, adapter.encoder, device))
-    return f"{num_graphs} graphs a worker over {', '.join(encoder.layouts)}"
+    keys = graph_keys(adapter, encoder, adapter.encoder, device)
+    layouts = dict.fromkeys("+".join(map(str, key.axis_keys)) for key in keys)
+    return f"{len(keys)} graphs a worker over {', '.join(layouts)}"
 
 
 def _is_here(model: str) -> bool:
