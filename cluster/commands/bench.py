@@ -33,6 +33,9 @@ def add(commands: Commands) -> None:
     engine.add_argument("--dtype", choices=DTYPES, help="(default: auto)")
     engine.add_argument("--device", metavar="NAME", help="cuda:0, cpu (default: the first GPU, or the CPU)")
     engine.add_argument("--repeats", type=positive, default=5, metavar="N", help="(default: %(default)s)")
+    engine.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="workloads whose names hold this, such as alone"
+    )
     _add_files(engine)
     engine.set_defaults(run=run_engine)
     router = subjects.add_parser("router", help="routing decisions: how fast, and what they are worth; needs no GPU")
@@ -94,7 +97,7 @@ def run_engine(parsed: argparse.Namespace) -> int:
     configs = [config.model_copy(update={"model": model}) for model in parsed.model or [config.model]]
     if len(configs) > 1:
         return _run_engines(configs, device, parsed)
-    report = bench_engine(configs[0], device, repeats=parsed.repeats)
+    report = bench_engine(configs[0], device, repeats=parsed.repeats, only=parsed.only)
     return _show(report, parsed, table, write_plot)
 
 
@@ -106,7 +109,7 @@ def _run_engines(configs: list[EncoderConfig], device: str, parsed: argparse.Nam
 
     reports: list[EngineReport] = []
     failed: list[str] = []
-    for model, report in bench_engines(configs, device, repeats=parsed.repeats):
+    for model, report in bench_engines(configs, device, repeats=parsed.repeats, only=parsed.only):
         if report is None:
             failed.append(model)
             continue

@@ -21,18 +21,18 @@ from encoder.errors import EncoderPoolError
 logger = logging.getLogger(__name__)
 
 
-def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> Report:
-    """Measure all engines of one model on one device."""
+def bench_engine(config: EncoderConfig, device_name: str, *, repeats: int = 5, only: Sequence[str] = ()) -> Report:
+    """Measure all engines of one model on one device; of its workloads, those whose names hold one of `only`."""
     adapter = load_adapter(config)
     if isinstance(adapter, MiniCPMV):
-        return bench_minicpmv(config, device_name, repeats=repeats)
+        return bench_minicpmv(config, device_name, repeats=repeats, only=only)
     if isinstance(adapter, QwenVL):
-        return bench_qwen(config, device_name, repeats=repeats)
-    return bench_stock(config, device_name, repeats=repeats)
+        return bench_qwen(config, device_name, repeats=repeats, only=only)
+    return bench_stock(config, device_name, repeats=repeats, only=only)
 
 
 def bench_engines(
-    configs: Sequence[EncoderConfig], device_name: str, *, repeats: int = 5
+    configs: Sequence[EncoderConfig], device_name: str, *, repeats: int = 5, only: Sequence[str] = ()
 ) -> Iterator[tuple[str, Report | None]]:
     """Measure one model after another: its name, and its report, or None where it failed and the log says why.
 
@@ -43,7 +43,7 @@ def bench_engines(
         load_adapter(config)
     for config in configs:
         try:
-            yield config.model, bench_engine(config, device_name, repeats=repeats)
+            yield config.model, bench_engine(config, device_name, repeats=repeats, only=only)
         except (RuntimeError, AssertionError, LookupError, TypeError, ValueError, EncoderPoolError):
             logger.exception("the bench of %s failed", config.model)
             yield config.model, None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +15,7 @@ from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transform
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.preparation import measure_preparation
 from encoder.benchmark.rows import Report, Row, baseline_row, cosine, make_report, our_row, overlap
-from encoder.benchmark.workloads import Workload, make_workloads
+from encoder.benchmark.workloads import Workload, choose, make_workloads
 from encoder.config import EncoderConfig
 from encoder.precision import resolve_dtype
 from encoder.runner import EncoderRunner
@@ -21,12 +23,13 @@ from encoder.towers.resampler import Resampler
 from encoder.weights import obtain_tensors
 
 
-def bench_minicpmv(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> Report:
+def bench_minicpmv(config: EncoderConfig, device_name: str, *, repeats: int = 5, only: Sequence[str] = ()) -> Report:
     """Measure all engines on one device."""
     device = torch.device(device_name)
     dtype, on_gpu = resolve_dtype(config.dtype, device), device.type == "cuda"
     adapter = _minicpmv(config)
-    workloads = make_workloads(adapter, _minicpmv(config.model_copy(update={"max_slice_nums": 1})), small=not on_gpu)
+    frames_adapter = _minicpmv(config.model_copy(update={"max_slice_nums": 1}))
+    workloads = choose(make_workloads(adapter, frames_adapter, small=not on_gpu), only)
     peak = matmul_peak(device, dtype)
 
     stock = _stock(config, adapter, device, dtype)
@@ -41,7 +44,7 @@ def bench_minicpmv(config: EncoderConfig, device_name: str, *, repeats: int = 5)
     packed = EncoderRunner.from_config(config.model_copy(update={"layouts": ("packed",)}), device_name)
     capture = packed.capture()
     rows += [our_row("packed", packed, workload, peak, repeats, rates) for workload in workloads]
-    overlapped = overlap(packed, workloads[0], repeats)
+    overlapped = overlap(packed, workloads[0], repeats) if workloads[0].saturated else math.nan
     cosines = {"packed": cosine(packed, config, workloads[0])}
     del packed
     if on_gpu and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) >= (9, 0):

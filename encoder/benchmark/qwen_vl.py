@@ -27,7 +27,15 @@ from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.attention import varlen_attention
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
-from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, VIDEO_FRAMES, VIDEO_SIZE, Workload, random_sizes
+from encoder.benchmark.workloads import (
+    MIXED_IMAGES,
+    SINGLE_SIZES,
+    VIDEO_FRAMES,
+    VIDEO_SIZE,
+    Workload,
+    choose,
+    random_sizes,
+)
 from encoder.config import EncoderConfig
 from encoder.media import MediaHeader
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
@@ -48,13 +56,13 @@ _TOWERS = {
 }
 
 
-def bench_qwen(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> Report:
+def bench_qwen(config: EncoderConfig, device_name: str, *, repeats: int = 5, only: Sequence[str] = ()) -> Report:
     """Measure our engine and the eager loops on one device."""
     device = torch.device(device_name)
     dtype, on_gpu = resolve_dtype(config.dtype, device), device.type == "cuda"
     adapter = load_adapter(config)
     assert isinstance(adapter, QwenVL)
-    workloads = make_workloads(adapter, small=not on_gpu)
+    workloads = choose(make_workloads(adapter, small=not on_gpu), only)
     peak = matmul_peak(device, dtype)
     rows: list[Row] = []
     weights = obtain_tensors(resolve_model(config.model).snapshot, adapter.weight_shapes(), seed=config.seed)

@@ -76,12 +76,15 @@ def write_plot(report: Report, file: Path) -> None:
         left.set(title="Saturated", ylabel="slices/s (more is better)")
         _bars(right, single, lambda row: row.device_ms, "{:.1f}")
         right.set(title="One image alone", ylabel="GPU time, ms, log scale (less is better)", yscale="log")
-        right.legend(frameon=False)
+        (right if single else left).legend(frameon=False)
         figure.suptitle(f"{report.model}, {report.dtype}, {report.device}, {report.date}")
 
 
 def _bars(axes: Any, rows: list[Row], value: Any, label: str) -> None:
-    """Groups of bars: one group a workload, one bar an engine."""
+    """Groups of bars: one group a workload, one bar an engine; without rows, nothing."""
+    if not rows:
+        axes.set_visible(False)
+        return
     workloads = list(dict.fromkeys(row.workload for row in rows))
     engines = list(dict.fromkeys(row.engine for row in rows))
     width = 0.85 / len(engines)

@@ -21,7 +21,7 @@ from encoder.adapters.tiles import TileAdapter
 from encoder.arena import ArenaLayout
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
-from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, Workload, random_sizes
+from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, Workload, choose, random_sizes
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
@@ -42,7 +42,7 @@ CPU_ATTENTION = {
 }
 
 
-def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) -> Report:
+def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5, only: Sequence[str] = ()) -> Report:
     """Measure our engine and the eager loops on one device.
 
     Raises:
@@ -66,7 +66,7 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5) ->
                 adapter.family, weights, device, dtype, "varlen" if on_gpu else "sdpa", attending="ragged"
             )
             loops["eager, ragged"] = EagerLoop(adapter, ragged, device)
-    workloads = make_workloads(adapter, loops["eager, sdpa"].flops_of(), small=not on_gpu)
+    workloads = choose(make_workloads(adapter, loops["eager, sdpa"].flops_of(), small=not on_gpu), only)
     peak = matmul_peak(device, dtype)
     rows: list[Row] = []
     for engine, loop in loops.items():

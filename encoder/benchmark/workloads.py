@@ -11,6 +11,7 @@ from functools import partial
 
 from encoder.adapters.base import Segment
 from encoder.adapters.minicpmv import MiniCPMV
+from encoder.errors import ConfigError
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
 from encoder.types import SegmentShape
 
@@ -42,6 +43,15 @@ class Workload:
     def num_patches(self) -> int:
         """Useful patches."""
         return sum(segment.shape.num_patches for segment in self.segments)
+
+
+def choose(workloads: Sequence[Workload], only: Sequence[str]) -> list[Workload]:
+    """Those whose names hold one of these texts; all of them if there is no text. Raises ConfigError if none does."""
+    chosen = [workload for workload in workloads if not only or any(text in workload.name for text in only)]
+    if not chosen:
+        names = ", ".join(repr(workload.name) for workload in workloads)
+        raise ConfigError(f"no workload is called {' or '.join(map(repr, only))}; there are {names}")
+    return chosen
 
 
 def make_workloads(adapter: MiniCPMV, frames_adapter: MiniCPMV, *, small: bool = False) -> list[Workload]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,21 @@ def test_a_model_that_fails_leaves_the_others_their_figures(caplog: pytest.LogCa
 def test_a_model_that_nobody_knows_is_told_before_the_first_is_measured() -> None:
     with pytest.raises(ConfigError, match="tiny-clap"):
         next(bench_engines([EncoderConfig(model="tiny-clip"), EncoderConfig(model="tiny-clap")], "cpu"))
+
+
+@pytest.mark.parametrize("model", ["tiny-minicpmv-4.0", "tiny-qwen3-vl", "tiny-clip"])
+@pytest.mark.parametrize("only", ["alone", "traffic"])
+def test_some_workloads_are_measured_without_the_others(model: str, only: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    options = ["--device", "cpu", "--repeats", "1", "--only", only, "--json", str(file)]
+    if find_spec("matplotlib"):
+        options += ["--plot", str(tmp_path / "bench.png")]
+    assert main(["bench", "engine", "--model", model, *options]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert rows
+    assert all(only in row["workload"] for row in rows)
+
+
+def test_a_workload_that_there_is_not_is_named_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", "--model", "tiny-clip", "--device", "cpu", "--only", "noise"]) == 2
+    assert "no workload is called 'noise'; there are 'traffic', '448x448 alone'" in capsys.readouterr().err
