@@ -229,7 +229,11 @@ class GpuLoop:
                 job.graphs[graph] = None
             assert job.started_s is not None
             job.timings_ms["replay"] = (now_s - job.started_s) * 1e3
-            job.deliver(entry.index, tokens_TE)
+            # Only half precision is that narrow: with finite weights the others do not get there.
+            if tokens_TE.dtype == torch.float16 and not bool(tokens_TE.isfinite().all()):
+                job.fail(EncodeError("its tokens exceed float16, which ends at 65,504; use dtype bfloat16 or float32"))
+            else:
+                job.deliver(entry.index, tokens_TE)
 
     def _rescue(self, entries: Sequence[Waiting], error: Exception, *, ran_alone: bool = False) -> None:
         """A run failed: run its segments in smaller parts and eagerly, until only the guilty item fails.

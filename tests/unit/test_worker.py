@@ -92,6 +92,17 @@ def test_a_broken_image_fails_alone(start_worker: StartWorker, settled: list[int
     assert sorted(settled) == [0, 1, 2]
 
 
+def test_tokens_that_exceed_half_precision_are_an_error_of_their_item(start_worker: StartWorker) -> None:
+    runner = FakeRunner()
+    runner.dtype = torch.float16
+    of_brightness = runner.finish
+    runner.finish = lambda launch: [(500 * tokens).half() for tokens in of_brightness(launch)]  # type: ignore[method-assign]
+    result = start_worker(runner).encode(batch(picture(1), picture(200, width=300), picture(2)))
+    assert errors(result) == [None, "EncodeError", None]
+    assert "float16" in message(result.items[1].error)
+    assert result.tokens_TE[:, 0].tolist() == [500, 500, 1000, 1000]
+
+
 def test_a_failing_replay_fails_only_the_guilty_item(start_worker: StartWorker) -> None:
     runner = FakeRunner()
     worker = start_worker(runner)
