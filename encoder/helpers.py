@@ -23,8 +23,8 @@ _helpers: ContextVar[Executor | None] = ContextVar("helpers", default=None)
 
 
 @contextmanager
-def helped_by(threads: Executor) -> Iterator[None]:
-    """In the body, `run_all` of this thread uses `threads` too; they must not wait for others themselves."""
+def helped_by(threads: Executor | None) -> Iterator[None]:
+    """In the body, `run_all` of this thread uses `threads` too, if any; they must not wait for others themselves."""
     token = _helpers.set(threads)
     try:
         yield

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -207,7 +206,7 @@ class EncoderRunner:
         is_alone = self._ring.is_idle
         with self._ring.slot(layout.num_bytes, out_bytes) as slot:
             # While nothing computes, the copy is part of somebody's latency; else it happens beside a run.
-            with helped_by(self._copiers) if is_alone else nullcontext():
+            with helped_by(self._copiers if is_alone else None):
                 rows = self.adapter.fill(slot.arrays(layout), segments, axis_keys, capacity)
             used_bytes = layout.used_bytes(rows)
             with self._ring.computing(slot, used_bytes):

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from encoder.errors import DeadlineError, EncodeError, EncoderPoolError
 from encoder.helpers import helped_by
@@ -136,7 +136,7 @@ class Intake:
                 self._num_decoding += 1
                 is_quiet = self._num_decoding <= len(self._decoders) // 2  # as many others may help
             try:
-                with helped_by(self._helpers) if is_quiet else nullcontext():
+                with helped_by(self._helpers if is_quiet else None):
                     decode()
             finally:
                 with self._decoding:
