@@ -20,8 +20,10 @@ class Slot:
     def __init__(self, device: torch.device, blocks: BlockPool) -> None:
         self._device, self._blocks = device, blocks
         empty = torch.empty(0, dtype=torch.uint8)
-        self.device_in = self._host_in = self._device_out = self._host_out = self._own_out = empty
-        self._block: Block | None = None  # holds `_host_out`; without one it is `_own_out`, and its reader gets a copy
+        self.device_in = self._host_in = self._device_out = self._own_out = empty
+        self._block: Block | None = (
+            None  # of the output; without one it arrives in `_own_out`, and its reader gets a copy
+        )
         self._out_bytes = 0
         self._arrays: WeakKeyDictionary[ArenaLayout, dict[str, np.ndarray]] = WeakKeyDictionary()
         if device.type == "cuda":
@@ -41,12 +43,16 @@ class Slot:
         self._block = self._blocks.take(out_bytes)
         if self._block is None and len(self._own_out) < out_bytes:
             self._own_out = torch.empty(out_bytes, dtype=torch.uint8, pin_memory=on_gpu)
-        self._host_out = self._own_out if self._block is None else self._block.memory
         if not on_gpu:
             self._device_out = self._host_out
         elif len(self._device_out) < out_bytes:
             self._device_out = torch.empty(out_bytes, dtype=torch.uint8, device=self._device)
         self._out_bytes = out_bytes
+
+    @property
+    def _host_out(self) -> torch.Tensor:
+        """Where the output arrives."""
+        return self._own_out if self._block is None else self._block.memory
 
     def arrays(self, layout: ArenaLayout) -> dict[str, np.ndarray]:
         """The fields of a launch's input, in host memory."""
@@ -64,12 +70,9 @@ class Slot:
         if self._device.type == "cuda":
             self._returned.synchronize()
             self._elapsed_ms = self._begun.elapsed_time(self._computed)
-        out = self._host_out if self._block is None else self._block.lend()
-        out = out[: self._out_bytes].view(dtype).view(shape)
-        if self._block is None:
-            return out.clone()
-        self._block = None
-        return out
+        block, self._block = self._block, None
+        arrived = self._own_out[: self._out_bytes].clone() if block is None else block.lend()
+        return arrived[: self._out_bytes].view(dtype).view(shape)
 
     def give_up(self) -> None:
         """The launch failed half way: its copies may be under way still."""
