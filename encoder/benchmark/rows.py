@@ -121,7 +121,7 @@ def report_beside_eager(
         torch.device(device_name),
         peak=peak,
         capture=capture,
-        overlapped=overlap(runner, workloads[0], repeats) if workloads[0].saturated else math.nan,
+        overlapped=overlap(runner, workloads[0], repeats),
         cosines={engine: cosine(runner, config, min(workloads, key=lambda workload: len(workload.images)))},
         preparation=None,
         repeats=repeats,
@@ -169,8 +169,10 @@ def _run_segments(runner: EncoderRunner, workload: Workload, run_s: float) -> li
 def overlap(runner: EncoderRunner, workload: Workload, repeats: int) -> float:
     """End-to-end throughput, host bytes to host embeddings, over that of the same replays back to back.
 
-    Not a number where part of the workload runs eagerly.
+    Not a number where images come alone, or part of the workload runs eagerly.
     """
+    if not workload.saturated:
+        return math.nan
     segments = _run_segments(runner, workload, RUN_S)
     _, launches = runner.encode_traced(segments)
     graphs = [launch.replay.key for launch in launches if launch.replay.key is not None]
