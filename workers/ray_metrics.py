@@ -51,9 +51,8 @@ class RayExporter:
                     gone.pop((name, tuple(labels.items())), None)
                     self._tell(name, labels, value, metric.kind == "counter", metric.help)
             for name, labels_given in gone:
-                if (
-                    name in self._gauges
-                ):  # of a worker that left, a state that none is in: Ray would say the last for ever
+                # Of a worker that left, a state that none is in: Ray would say the last value for ever.
+                if name in self._gauges:
                     self._gauges[name].set(0.0, tags=dict(labels_given))
                     del self._told[name, labels_given]
         finally:

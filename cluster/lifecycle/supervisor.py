@@ -229,10 +229,11 @@ class Supervisor:
 
     def _what_is_missing(self) -> str:
         late = sorted(post.worker_id for post in self._posts if post.stage is not Stage.READY)
-        if why := self._crew.why_waiting(late):
-            return f"after {self._config.start_timeout_s:g} s {why}; free the resources, or raise start_timeout_s"
         dying = sorted(post.worker_id for post in self._posts if post.stage is Stage.AWAY)
-        why = f"the process of {', '.join(dying)} dies as it starts" if dying else f"{', '.join(late)} still loading"
+        loading = (
+            f"the process of {', '.join(dying)} dies as it starts" if dying else f"{', '.join(late)} still loading"
+        )
+        why = self._crew.why_waiting(late) or loading
         return f"after {self._config.start_timeout_s:g} s {why}; free the resources, or raise start_timeout_s"
 
 
