@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+from background import Background
 from fakes import tiny_config
 
 from cluster import EncoderPool
@@ -73,19 +73,20 @@ def _sum(tokens: torch.Tensor) -> float:
     return float((tokens.double() * weights.cos()).sum())
 
 
-class Killer:
+class Killer(Background):
     """Kills a worker by SIGKILL every second while it is in a `with` block, the last one that is left excepted."""
 
+    join_s = 20.0
+
     def __init__(self, pool: EncoderPool, interval_s: float = 1.0) -> None:
+        super().__init__()
         self._pool = pool
         self._interval_s = interval_s
-        self._end = threading.Event()
         self._rng = random.Random(0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
         self.killed: dict[str, float] = {}  # when, by incarnation
 
-    def _run(self) -> None:
-        while not self._end.wait(self._interval_s):
+    def run(self) -> None:
+        while not self.end.wait(self._interval_s):
             alive = [
                 member for member in self._pool.members() if member.leasable and member.incarnation not in self.killed
             ]
@@ -93,14 +94,6 @@ class Killer:
                 victim = self._rng.choice(alive)
                 self.killed[victim.incarnation] = time.monotonic()
                 os.kill(victim.pid, signal.SIGKILL)
-
-    def __enter__(self) -> Killer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join(20)
 
 
 def check(outcomes: list[Outcome], sources: list[Path], sums: dict[Path, float]) -> None:

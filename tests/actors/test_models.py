@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from background import Background
 from fakes import tiny_config
 
 from cluster import EncoderPool
@@ -94,30 +94,20 @@ def test_a_gateway_serves_every_model(models_pool: EncoderPool, save_picture: Ca
             torch.testing.assert_close(tokens, models_pool.encode(picture, model=model).tokens, rtol=1e-4, atol=1e-5)
 
 
-class Load:
+class Load(Background):
     """Encodes a model's pictures one at a time, over and over, while it is in a `with` block."""
 
     def __init__(self, pool: EncoderPool, model: str, pictures: list[Path]) -> None:
+        super().__init__()
         self._pool, self._model, self._pictures = pool, model, pictures
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self.submitted_s = 0.0  # when the latest one was
         self.ended: list[tuple[Path, Embedding]] = []
 
-    def _run(self) -> None:
-        while not self._end.is_set():
+    def run(self) -> None:
+        while not self.end.is_set():
             for path in self._pictures:
                 self.submitted_s = time.monotonic()
                 self.ended.append((path, self._pool.encode(path, model=self._model)))
-
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
 
 
 def until(condition: Callable[[], Any], note: Callable[[], object]) -> Any:

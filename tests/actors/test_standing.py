@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from background import Background
 from fakes import heed_interrupts, tiny_config
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -44,36 +45,28 @@ def ready(pool: EncoderPool) -> set[str]:
     return {worker.worker_id for worker in pool.status().workers if worker.stage is Stage.READY}
 
 
-class Load:
+class Load(Background):
     """A client that encodes pictures over and over in a thread until told to finish.
 
     With pauses, since it shares two cores with the workers that come and go.
     """
 
+    join_s = 60.0
+
     def __init__(self, pool: EncoderPool, pictures: list[Path], *, pause_s: float = 0.1) -> None:
+        super().__init__()
         self.outcomes: list[Outcome] = []
         self._pause_s = pause_s
         self._pool, self._pictures = pool, pictures
-        self._finish = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
     def _sources(self) -> Iterator[Path]:
         for picture in cycle(self._pictures):
-            if self._finish.wait(self._pause_s):
+            if self.end.wait(self._pause_s):
                 return
             yield picture
 
-    def _run(self) -> None:
+    def run(self) -> None:
         self.outcomes.extend(self._pool.encode_many(self._sources()))
-
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._finish.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
 
 
 @pytest.fixture

@@ -591,13 +591,19 @@ def test_a_leased_item_whose_content_is_quarantined_meanwhile_gives_its_lease_ba
     assert sum(member.num_leases for member in pool.router.members()) == 1
 
 
-def test_a_cancelled_item_is_not_sent_again_when_its_worker_dies() -> None:
+def two_in_a_call(num_items: int) -> tuple[FakePool, Stream, list[Item], list[Outcome]]:
+    """The first two of the items are at the one worker, which does not answer until `wait` is as it was."""
     pool = FakePool("a")
     one = client(pool, items_per_call=2, calls_per_worker=1)
     stream = Stream(one)
-    items, ended = opened(stream, one, PICTURES[:2])
+    items, ended = opened(stream, one, PICTURES[:num_items])
     pool.wait = lambda calls, timeout_s: []  # type: ignore[method-assign]
     stream.step(more=False, wait=False)
+    return pool, stream, items, ended
+
+
+def test_a_cancelled_item_is_not_sent_again_when_its_worker_dies() -> None:
+    pool, stream, items, ended = two_in_a_call(2)
     stream.cancel(items[1:])
     pool.restart("a")
     del pool.wait  # type: ignore[method-assign]
@@ -608,12 +614,7 @@ def test_a_cancelled_item_is_not_sent_again_when_its_worker_dies() -> None:
 
 
 def test_cancelled_items_leave_no_lease_and_end_no_more() -> None:
-    pool = FakePool("a")
-    one = client(pool, items_per_call=2, calls_per_worker=1)
-    stream = Stream(one)
-    items, ended = opened(stream, one, PICTURES[:6])
-    pool.wait = lambda calls, timeout_s: []  # type: ignore[method-assign]
-    stream.step(more=False, wait=False)  # two in a call, four wait
+    pool, stream, items, ended = two_in_a_call(6)
     stream.cancel([items[1], items[2], items[5], items[5]])
     assert pool.cancelled == [1]  # of the call only this item
     del pool.wait  # type: ignore[method-assign]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -62,6 +62,7 @@ class FakeCrew:
         self.buried: dict[str, Process] = {}
         self.router_is_away = False
         self.starts_by_itself = True
+        self.on_launch: Callable[[str], object] = lambda worker_id: None
         self.waiting = ""
         self.total = CLUSTER
 
@@ -72,6 +73,7 @@ class FakeCrew:
         assert worker_id not in self.launched, "a name was used twice"
         self.launched.append(worker_id)
         self.processes[worker_id] = Process()
+        self.on_launch(worker_id)
 
     def look(self) -> Mapping[str, Sight]:
         for worker_id, process in self.processes.items():
@@ -231,13 +233,7 @@ def test_all_workers_are_ready_after_a_start() -> None:
 def test_a_start_fails_with_what_its_first_failing_worker_says(note: ErrorNote, kind: type[Exception]) -> None:
     stage = Scene()
     stage.crew.starts_by_itself = False
-    launch = stage.crew.launch
-
-    def launch_and_fail(worker_id: str, group: GroupConfig) -> None:
-        launch(worker_id, group)
-        stage.crew.fail(worker_id, note)
-
-    stage.crew.launch = launch_and_fail  # type: ignore[method-assign]
+    stage.crew.on_launch = lambda worker_id: stage.crew.fail(worker_id, note)
     with pytest.raises(kind, match=f"worker-0 could not start: {note.name}: {note.message}"):
         stage.started()
 
@@ -342,14 +338,12 @@ def dying_at_every_other_look(crew: FakeCrew, worker_id: str) -> None:
 @pytest.mark.timeout(20)
 def test_a_start_fails_soon_when_a_process_dies_again_and_again_as_it_loads() -> None:
     stage = Scene()
-    launch = stage.crew.launch
 
-    def launch_one_that_dies(worker_id: str, group: GroupConfig) -> None:
-        launch(worker_id, group)
+    def let_one_die(worker_id: str) -> None:
         if worker_id == "worker-1":
             dying_at_every_other_look(stage.crew, worker_id)
 
-    stage.crew.launch = launch_one_that_dies  # type: ignore[method-assign]
+    stage.crew.on_launch = let_one_die
     with pytest.raises(WorkerStartError, match="worker-1 could not start: its process died 3 times as it loaded; is"):
         stage.supervisor.start(stage.clock.now + 1)
 
@@ -357,13 +351,7 @@ def test_a_start_fails_soon_when_a_process_dies_again_and_again_as_it_loads() ->
 def test_a_start_that_is_over_names_processes_that_never_came_up() -> None:
     stage = Scene()
     stage.crew.starts_by_itself = False
-    launch = stage.crew.launch
-
-    def launch_dead(worker_id: str, group: GroupConfig) -> None:
-        launch(worker_id, group)
-        stage.crew.processes[worker_id].life = Life.AWAY
-
-    stage.crew.launch = launch_dead  # type: ignore[method-assign]
+    stage.crew.on_launch = lambda worker_id: setattr(stage.crew.processes[worker_id], "life", Life.AWAY)
     with pytest.raises(WorkerStartError, match="after 60 s the process of worker-0, worker-1 dies as it starts; free"):
         stage.supervisor.start(stage.clock.now - 1)
 
@@ -473,14 +461,12 @@ def test_what_is_no_number_of_workers_is_refused_and_the_pool_is_looked_after_as
 def test_two_workers_on_one_gpu_are_an_error_that_names_both() -> None:
     stage = Scene()
     stage.crew.starts_by_itself = False
-    launch = stage.crew.launch
 
-    def launch_on_gpu(worker_id: str, group: GroupConfig) -> None:
-        launch(worker_id, group)
+    def start_on_gpu(worker_id: str) -> None:
         stage.crew.processes[worker_id].gpu_uuid = "GPU-1"
         stage.crew.start(worker_id)
 
-    stage.crew.launch = launch_on_gpu  # type: ignore[method-assign]
+    stage.crew.on_launch = start_on_gpu
     with pytest.raises(WorkerStartError, match="worker-1 could not start: worker-0 and worker-1 share GPU GPU-1"):
         stage.started()
 
