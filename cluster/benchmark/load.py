@@ -77,7 +77,7 @@ def different(files: Sequence[bytes]) -> Iterator[bytes]:
 
 def measure_throughput(pool: EncoderPool, files: Sequence[bytes], num_items: int) -> Throughput:
     """Saturate the pool with `num_items` items that all differ."""
-    before = _Count.of(pool)
+    before, began_s = pool.stats(), time.perf_counter()
     # While the window fills and empties, and the clocks of a cold chip fall, rates are others. Outcomes come in the
     # order of the items, in bursts, so what workers ran is counted, not what came back.
     first = num_items // 4
@@ -89,42 +89,20 @@ def measure_throughput(pool: EncoderPool, files: Sequence[bytes], num_items: int
         assert outcome.embedding is not None
         num_segments += len(outcome.embedding.shape.grids)
         if number in (first, last):
-            middle.append(_Count.of(pool))
-    after = _Count.of(pool)
-    begin, end = middle if middle[0].segments < middle[1].segments else (before, after)  # too few items for a middle
-    rate = (end.segments - begin.segments) / (end.at_s - begin.at_s)
-    hits, run = after.hits - before.hits, after.run_patches - before.run_patches
+            middle.append((pool.stats().num_segments, time.perf_counter()))
+    after, ended_s = pool.stats(), time.perf_counter()
+    (ran, start_s), (ran_at_last, end_s) = middle
+    if ran == ran_at_last:  # too few items for a middle
+        (ran, start_s), (ran_at_last, end_s) = (before.num_segments, began_s), (after.num_segments, ended_s)
+    rate = (ran_at_last - ran) / (end_s - start_s)
+    shares = after.rates_since(before)
     return Throughput(
         num_workers=after.num_workers,
         items_per_s=rate * num_items / num_segments,
         segments_per_s=rate,
-        hit_rate=hits / max(1, after.segments - before.segments),
-        fill=(after.useful_patches - before.useful_patches) / run if run else 0.0,
+        hit_rate=shares.hit_rate or 0.0,
+        fill=shares.fill or 0.0,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Count:
-    """What a pool's workers ran until now."""
-
-    at_s: float
-    num_workers: int
-    hits: int
-    segments: int
-    useful_patches: int
-    run_patches: int
-
-    @classmethod
-    def of(cls, pool: EncoderPool) -> _Count:
-        stats = pool.stats()
-        return cls(
-            at_s=time.perf_counter(),
-            num_workers=stats.num_workers,
-            hits=stats.segment_hits,
-            segments=stats.segment_hits + sum(stats.segment_misses.values()),
-            useful_patches=sum(report.stats.useful_patches for report in stats.reports),
-            run_patches=sum(report.stats.run_patches for report in stats.reports),
-        )
 
 
 class _Nothing:

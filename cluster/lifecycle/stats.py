@@ -52,10 +52,14 @@ class PoolStats:
         return dict(total)
 
     @cached_property
+    def num_segments(self) -> int:
+        """Segments that ran, in a graph or eagerly."""
+        return self.segment_hits + sum(self.segment_misses.values())
+
+    @cached_property
     def hit_rate(self) -> float:
         """Share of segments that a graph served."""
-        num_segments = self.segment_hits + sum(self.segment_misses.values())
-        return self.segment_hits / num_segments if num_segments else 0.0
+        return self.segment_hits / self.num_segments if self.num_segments else 0.0
 
     @cached_property
     def failed_graphs(self) -> dict[str, str]:
