@@ -40,6 +40,11 @@ class CostBook:
         """What a replay of this graph takes; None: it was never captured."""
         return self._cost_ms.get(key)
 
+    def slowed(self, key: GraphKey) -> float:
+        """Of what its replays take now to what they took when they were measured."""
+        measured_ms = self._measured_ms.get(key, 0.0)
+        return self._cost_ms[key] / measured_ms if measured_ms > 0 else 1.0
+
     def learn(self, key: GraphKey, elapsed_ms: float, fullness: float) -> float:
         """A replay took so long; `fullness` is the useful share of its rows. Returns what was predicted for it."""
         cost_ms = self._cost_ms[key]

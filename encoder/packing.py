@@ -118,8 +118,8 @@ class GraphTable:
 
     def correct_eager(self, elapsed_ms: float, num_patches: int) -> None:
         """Learn from an eager run, where one was measured before."""
-        if self._eager:
-            self.book.learn_eager(self.eager_ms(num_patches), elapsed_ms)
+        if self.eager:
+            self.book.learn_eager(self.eager.predict_ms(num_patches), elapsed_ms)
 
     @property
     def eager(self) -> EagerCost | None:
@@ -129,10 +129,17 @@ class GraphTable:
             base_ms=factor * self._eager.base_ms, ms_per_patch=factor * self._eager.ms_per_patch
         )
 
-    def eager_ms(self, num_patches: int) -> float:
-        """What an eager run of so many patches would take now; infinite where nobody measured it."""
-        eager = self.eager
-        return eager.predict_ms(num_patches) if eager else math.inf
+    def eager_instead_ms(self, view: GraphView, num_patches: int) -> float:
+        """What so many patches would take now without this graph; infinite where nobody measured it.
+
+        Large replays slow down more than small ones when clocks fall, so it is this graph's own slowing that counts.
+        And the same rows pass through the same kernels: all that can be saved is padding, twice if all were attention.
+        """
+        if self._eager is None:
+            return math.inf
+        slowed = self.book.slowed(view.key) * self.book.eager_factor
+        fullness = min(1.0, num_patches / view.capacity.patches)
+        return max(slowed * self._eager.predict_ms(num_patches), fullness**2 * view.cost_ms)
 
     def home(self, grid: Grid) -> tuple[AxisKeys | None, MissReason | None]:
         """The tightest axis keys with a graph that holds this grid, or None and the reason."""
@@ -196,7 +203,8 @@ def plan_replay(pending: Sequence[SegmentShape], table: GraphTable, *, eager_pat
 
     view, taken = min(options, key=cost_ms)
     chosen = tuple(group[index] for index in taken)
-    if table.eager_ms(sum(window[index].num_patches for index in chosen)) < EAGER_MARGIN * view.cost_ms:
+    num_patches = sum(window[index].num_patches for index in chosen)
+    if table.eager_instead_ms(view, num_patches) < EAGER_MARGIN * view.cost_ms:
         return Replay(key=None, taken=chosen, reason=MissReason.SLOWER_THAN_EAGER)
     return Replay(key=view.key, taken=chosen)
 

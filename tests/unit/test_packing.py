@@ -133,6 +133,26 @@ def test_replays_that_slow_down_do_not_make_eager_look_faster() -> None:
     assert plan_replay(shapes, drifting, eager_patches=100).key == VIEWS[2].key
 
 
+def test_a_large_graph_that_slows_down_more_than_small_ones_is_not_replaced_by_eager_runs() -> None:
+    """At the power limit of a chip, full replays fall behind more than short ones: measured 1.3 and 1.0 times."""
+    small, large = view("any", 16, 2.0), view("any", 64, 5.0)
+    mixed = GraphTable([small, large], axis_choices, measure, eager=EagerCost(base_ms=0.1, ms_per_patch=0.0095))
+    for _ in range(200):
+        mixed.correct(large.key, elapsed_ms=6.5, num_patches=470)
+        for _ in range(4):
+            mixed.correct(small.key, elapsed_ms=2.0, num_patches=128)
+    replay = plan_replay([measure((1, 8, 8))] * 7 + [measure((1, 7, 2))], mixed, eager_patches=1000)
+    assert (replay.key, replay.reason) == (large.key, None)
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 0.01))
+def test_no_guess_makes_an_eager_run_replace_a_full_replay(base_ms: float, ms_per_patch: float) -> None:
+    """The same rows pass through the same kernels."""
+    hopeful = GraphTable(VIEWS, axis_choices, measure, eager=EagerCost(base_ms=base_ms, ms_per_patch=ms_per_patch))
+    full = [measure((1, 16, 8))] * 4
+    assert plan_replay(full, hopeful, eager_patches=1000).key == VIEWS[3].key
+
+
 def test_what_a_half_full_replay_takes_says_nothing_of_a_full_one() -> None:
     learning = table([view("any", 16, 2.0)])
     for _ in range(50):
