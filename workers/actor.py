@@ -22,7 +22,7 @@ from workers.config import WorkerConfig
 from workers.messages import Beat, EncodeBatch, EncodeResult, Heard, WorkerReport, WorkerState, WorkerStats
 from workers.metrics import samples_of
 from workers.priority import Priority
-from workers.process import set_up_process
+from workers.process import keep_freed_memory, set_up_process
 from workers.ray_metrics import RayExporter
 from workers.slabs import SlabMaps, encode_lent
 
@@ -48,6 +48,7 @@ class EncoderWorkerActor:
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         # Decoding threads would keep the GPU's from Python's lock for 5 ms at a time.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        keep_freed_memory()
         import torch  # not at the top: Ray imports this module before the line above
 
         from workers.worker import EncoderWorker
