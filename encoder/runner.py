@@ -244,6 +244,7 @@ class EncoderRunner:
             use.predicted_ms += self._table.correct(launch.replay.key, launch.elapsed_ms, launch.num_patches)
             use.real_ms += launch.elapsed_ms
         else:
+            self.stats.eager_ms += launch.elapsed_ms
             self._table.correct_eager(launch.elapsed_ms, launch.num_patches)
         return list(out_TE.split(launch.token_counts))
 

@@ -21,6 +21,7 @@ class RunnerStats:
     replays: Counter[GraphKey] = field(default_factory=Counter)
     uses: defaultdict[GraphKey, GraphUse] = field(default_factory=lambda: defaultdict(GraphUse))
     eager_runs: int = 0
+    eager_ms: float = 0.0  # that those which have ended took on the device
     hits: int = 0  # segments that a graph served
     misses: Counter[MissReason] = field(default_factory=Counter)  # segments that ran eagerly
     useful_patches: int = 0  # of replays
@@ -31,6 +32,11 @@ class RunnerStats:
         """Share of segments that a graph served."""
         total = self.hits + self.misses.total()
         return self.hits / total if total else 0.0
+
+    @property
+    def device_ms(self) -> float:
+        """Time that the device computed, in replays and eagerly."""
+        return self.eager_ms + sum(use.real_ms for use in self.uses.values())
 
     @property
     def fill(self) -> float:

@@ -45,6 +45,7 @@ class Counts:
             num_failed=self._num_failed,
             num_replays=sum(list(stats.replays.values())),
             num_eager_runs=stats.eager_runs,
+            eager_ms=stats.eager_ms,
             segment_hits=stats.hits,
             segment_misses={str(reason): count for reason, count in list(stats.misses.items())},
             useful_patches=stats.useful_patches,

@@ -129,6 +129,7 @@ class WorkerStats:
     num_failed: int = 0
     num_replays: int = 0
     num_eager_runs: int = 0
+    eager_ms: float = 0.0  # that they took on the device
     segment_hits: int = 0
     segment_misses: dict[str, int] | None = None  # by reason
     useful_patches: int = 0
@@ -143,6 +144,11 @@ class WorkerStats:
     def fill(self) -> float:
         """Useful rows over rows run."""
         return self.useful_patches / self.run_patches if self.run_patches else 0.0
+
+    @property
+    def device_ms(self) -> float:
+        """Time that the device computed, in replays and eagerly."""
+        return self.eager_ms + sum(use.real_ms for use in self.graph_uses.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("segment_misses", "worker", "reason", help="Segments that ran eagerly, by reason."),
     _counter("replays", "worker", "graph", help="Replays of a graph."),
     _counter("eager_runs", "worker", help="Runs without a graph."),
+    _counter("eager_gpu_seconds", "worker", unit="seconds", help="What those runs took on the device."),
     _counter("useful_patches", "worker", "graph", help="Patches of items in the replays of a graph."),
     _counter("run_patches", "worker", "graph", help="Patches that those replays ran, padding included."),
     _gauge("fill_ratio", "worker", unit="ratio", help="Useful patches over patches run, since the start."),

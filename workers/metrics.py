@@ -80,6 +80,7 @@ def samples_of(report: WorkerReport) -> Iterator[Sample]:
     for reason, count in (stats.segment_misses or {}).items():
         yield Sample("encpool_segment_misses_total", (worker, reason), count)
     yield Sample("encpool_eager_runs_total", (worker,), stats.num_eager_runs)
+    yield Sample("encpool_eager_gpu_seconds_total", (worker,), stats.eager_ms / 1e3)
     yield Sample("encpool_fill_ratio", (worker,), stats.fill)
     if report.cost_error is not None:
         yield Sample("encpool_cost_error_ratio", (worker,), report.cost_error)

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from encoder.benchmark.measure import wall_seconds
+from encoder.benchmark.measure import seconds_of
 from encoder.config import EncoderConfig
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
@@ -29,11 +29,14 @@ def main() -> None:
     segments = [segment for item in prepared for segment in item]
     if device.type == "cuda":
         segments = segments * -(-MIN_SEGMENTS // len(segments))
-    seconds = wall_seconds(lambda: runner.encode(segments), device, REPEATS)
+    runner.encode(segments)
+    runner.forget_stats()
+    seconds = [seconds_of(lambda: runner.encode(segments), device) for _ in range(REPEATS)]
     stats = runner.stats
     figures = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "segments_per_s": len(segments) / statistics.median(seconds),
+        "busy": stats.device_ms / 1e3 / sum(seconds),
         "fill": stats.useful_patches / max(1, stats.replayed_patches),
     }
     print(json.dumps(figures))

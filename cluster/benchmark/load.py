@@ -31,6 +31,7 @@ class Throughput:
     segments_per_s: float
     hit_rate: float
     fill: float
+    busy: float  # share of the time that the devices computed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +90,13 @@ def measure_throughput(pool: EncoderPool, files: Sequence[bytes], num_items: int
         assert outcome.embedding is not None
         num_segments += len(outcome.embedding.shape.grids)
         if number in (first, last):
-            middle.append((pool.stats().num_segments, time.perf_counter()))
+            middle.append((pool.stats(), time.perf_counter()))
     after, ended_s = pool.stats(), time.perf_counter()
-    (ran, start_s), (ran_at_last, end_s) = middle
-    if ran == ran_at_last:  # too few items for a middle
-        (ran, start_s), (ran_at_last, end_s) = (before.num_segments, began_s), (after.num_segments, ended_s)
-    rate = (ran_at_last - ran) / (end_s - start_s)
+    (start, start_s), (end, end_s) = middle
+    if start.num_segments == end.num_segments:  # too few items for a middle
+        start, start_s, end, end_s = before, began_s, after, ended_s
+    middle_s = end_s - start_s
+    rate = (end.num_segments - start.num_segments) / middle_s
     shares = after.rates_since(before)
     return Throughput(
         num_workers=after.num_workers,
@@ -102,6 +104,7 @@ def measure_throughput(pool: EncoderPool, files: Sequence[bytes], num_items: int
         segments_per_s=rate,
         hit_rate=shares.hit_rate or 0.0,
         fill=shares.fill or 0.0,
+        busy=(end.device_ms - start.device_ms) / 1e3 / middle_s / after.num_workers,
     )
 
 

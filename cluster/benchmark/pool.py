@@ -73,10 +73,10 @@ def _bare_engine(encoder: EncoderConfig, sizes: Sequence[Size]) -> dict[str, Any
 
 def table(report: dict[str, Any]) -> str:
     """The figures as text."""
-    engine = report["engine"]["segments_per_s"]
+    bare, engine = report["engine"], report["engine"]["segments_per_s"]
     one = report["throughput"][0]["segments_per_s"]
-    header = ("saturated", "items/s", "segments/s", "to the engine", "to one worker", "hit rate", "fill")
-    rows = [("engine alone", "", f"{engine:.1f}", "1.00", "", "", f"{report['engine']['fill']:.1%}")]
+    header = ("saturated", "items/s", "segments/s", "to the engine", "to one worker", "hit rate", "fill", "GPU busy")
+    rows = [("engine alone", "", f"{engine:.1f}", "1.00", "", "", f"{bare['fill']:.1%}", f"{bare['busy']:.1%}")]
     for run in report["throughput"]:
         workers, rate = run["num_workers"], run["segments_per_s"]
         rows.append(
@@ -88,6 +88,7 @@ def table(report: dict[str, Any]) -> str:
                 f"{rate / one:.2f}",
                 f"{run['hit_rate']:.1%}",
                 f"{run['fill']:.1%}",
+                f"{run['busy']:.1%}",
             )
         )
     parts = [aligned(header, rows, right=header[1:])]

@@ -57,6 +57,11 @@ class PoolStats:
         return self.segment_hits + sum(self.segment_misses.values())
 
     @cached_property
+    def device_ms(self) -> float:
+        """Time that all devices together computed."""
+        return sum(report.stats.device_ms for report in self.reports)
+
+    @cached_property
     def hit_rate(self) -> float:
         """Share of segments that a graph served."""
         return self.segment_hits / self.num_segments if self.num_segments else 0.0

@@ -19,6 +19,7 @@ def test_every_figure_of_a_pool_is_measured(whole_pool: EncoderPool) -> None:
     assert latency.total_ms > latency.beyond_ms > 0
     assert throughput.num_workers == 2
     assert throughput.hit_rate == 1.0
+    assert 0 < throughput.busy <= 1.05
     assert throughput.segments_per_s == pytest.approx(throughput.items_per_s)  # each of these has one segment
     assert kill.num_on_board > 0
     assert 0 < kill.first_redispatch_s < 30
@@ -26,7 +27,7 @@ def test_every_figure_of_a_pool_is_measured(whole_pool: EncoderPool) -> None:
 
 
 def test_the_table_names_what_the_figures_compare() -> None:
-    run = {"num_workers": 2, "items_per_s": 10.0, "segments_per_s": 54.0, "hit_rate": 1.0, "fill": 0.98}
+    run = {"num_workers": 2, "items_per_s": 10.0, "segments_per_s": 54.0, "hit_rate": 1.0, "fill": 0.98, "busy": 0.97}
     alone = {
         "size": (448, 448),
         "total_ms": 9.0,
@@ -37,7 +38,7 @@ def test_the_table_names_what_the_figures_compare() -> None:
     }
     text = table(
         {
-            "engine": {"segments_per_s": 27.0, "fill": 0.99},
+            "engine": {"segments_per_s": 27.0, "fill": 0.99, "busy": 0.995},
             "throughput": [{**run, "num_workers": 1, "segments_per_s": 27.0}, run],
             "latency": [alone],
             "kill": None,
@@ -46,3 +47,4 @@ def test_the_table_names_what_the_figures_compare() -> None:
     assert "2 workers" in text
     assert "2.00" in text
     assert "448x448" in text
+    assert "97.0%" in text
