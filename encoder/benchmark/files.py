@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,17 @@ from encoder.errors import ConfigError
 
 
 def save_json(figures: Mapping[str, Any], file: Path) -> None:
-    """Write all figures, for machines; missing folders are made."""
+    """Write all figures, for machines; missing folders are made. What was not measured (NaN) is null."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(figures, indent=2) + "\n")
+    file.write_text(json.dumps(_measured(figures), indent=2, allow_nan=False) + "\n")
+
+
+def _measured(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _measured(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_measured(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

@@ -113,6 +113,13 @@ def test_table_and_json_carry_every_figure(report: Report, tmp_path: Path) -> No
     assert math.isclose(read["overlap"], 0.99)
 
 
+def test_what_was_not_measured_is_null_in_json(tmp_path: Path) -> None:
+    """Strict readers take no NaN."""
+    save_json({"overlap": math.nan, "rows": [{"p50_ms": math.inf}, (1.5, None)]}, tmp_path / "report.json")
+    read = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert read == {"overlap": None, "rows": [{"p50_ms": None}, [1.5, None]]}
+
+
 def test_plot_is_a_picture(report: Report, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_plot(report, tmp_path / "plot.png")
