@@ -11,7 +11,7 @@ from pydantic import BaseModel, ByteSize, Field, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails
 
 from cluster.gateway.config import GatewayConfig
-from cluster.groups import SHARED, Amount, AutoscaleConfig, GroupConfig, Resources, inherit, starts_within
+from cluster.groups import MAX_WORKERS, SHARED, Amount, AutoscaleConfig, GroupConfig, Resources, inherit, starts_within
 from cluster.planning.replan_config import ReplanConfig
 from cluster.yaml_file import read_yaml
 from encoder.config import EncoderConfig
@@ -35,7 +35,7 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     whole `worker` section. `worker` is what the groups have in common (the first group's when left out).
     """
 
-    num_workers: int = Field(ge=1, le=4096)
+    num_workers: int = Field(ge=1, le=MAX_WORKERS)
     """At the start, of all groups together; left out, it is their sum."""
 
     worker: WorkerConfig

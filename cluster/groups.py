@@ -12,7 +12,7 @@ from workers.config import WorkerConfig
 SHARED = ("worker", "cpus_per_worker", "gpu_share", "resources", "autoscale")
 """Keys of a group that the pool's top level may say for all of them."""
 
-
+MAX_WORKERS = 4096  # of a pool or group: routing is measured up to here, and plans for more take for ever
 LEAST_AMOUNT = 1e-4  # Ray counts resources in ten-thousandths
 RESERVED = {"CPU": "cpus_per_worker", "GPU": "gpu_share", "memory": None, "object_store_memory": None}
 
@@ -40,8 +40,8 @@ Resources = Annotated[dict[str, Amount], AfterValidator(_custom)]
 class AutoscaleConfig(BaseModel, frozen=True, extra="forbid"):
     """How many workers a group may have, and how long work may queue before it gets more."""
 
-    min_workers: int = Field(ge=1, le=4096)
-    max_workers: int = Field(ge=1, le=4096)
+    min_workers: int = Field(ge=1, le=MAX_WORKERS)
+    max_workers: int = Field(ge=1, le=MAX_WORKERS)
 
     target_queue_ms: float = Field(default=500.0, gt=0)
     """Predicted milliseconds of work in flight on each worker that are aimed at."""
@@ -74,7 +74,7 @@ class GroupConfig(BaseModel, frozen=True, extra="forbid"):
     name: str = Field(default="worker", pattern=r"^[a-z][a-z0-9_]*$", max_length=40)
     """Its workers are called `NAME-0`, `NAME-1`..."""
 
-    num_workers: int = Field(ge=0, le=4096)
+    num_workers: int = Field(ge=0, le=MAX_WORKERS)
     worker: WorkerConfig
 
     cpus_per_worker: Amount = Field(default=1.0, le=4096)

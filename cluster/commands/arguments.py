@@ -15,22 +15,12 @@ OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 DEFAULT_MODEL = "tiny-minicpmv-2.6"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
-MOST_WORKERS = 4096
-
 
 def positive(text: str) -> int:
     """A whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
     return int(text)
-
-
-def num_workers(text: str) -> int:
-    """As many workers as a pool may have: with more, plans take for ever."""
-    number = positive(text)
-    if number > MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than the {MOST_WORKERS} workers that a pool may have")
-    return number
 
 
 def positive_number(text: str) -> float:

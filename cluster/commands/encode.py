@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, lay_over, num_workers
+from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, lay_over, positive
 from encoder.errors import ConfigError, UnauthorizedError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
         "--encoder", metavar="NAME", help="which of the models that the configuration's groups, or the gateway, have"
     )
     encode.add_argument(
-        "--workers", type=num_workers, metavar="N", help="number of workers (default: one a GPU, or one on the CPU)"
+        "--workers", type=positive, metavar="N", help="number of workers (default: one a GPU, or one on the CPU)"
     )
     encode.add_argument("--dtype", choices=DTYPES, help="numbers to compute in (auto: bfloat16 on GPU, float32 on CPU)")
     encode.add_argument(

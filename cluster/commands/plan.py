@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.commands.arguments import OK, num_workers, positive_number
+from cluster.commands.arguments import OK, positive, positive_number
 
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         "with so much memory for graphs, and say what they should bring.",
     )
     plan.add_argument("--trace", type=Path, required=True, metavar="FILE", help="what a pool has recorded")
-    plan.add_argument("--workers", type=num_workers, required=True, metavar="N", help="number of equal workers")
+    plan.add_argument("--workers", type=positive, required=True, metavar="N", help="number of equal workers")
     plan.add_argument(
         "--memory-gib", type=positive_number, required=True, metavar="G", help="GiB for graphs on each worker"
     )

@@ -44,8 +44,8 @@ class Crew(Protocol):
     def members(self) -> Sequence[Member] | None:
         """The workers as the router knows them; None while it does not answer."""
 
-    def num_refused(self) -> int:
-        """Items that the router had no room for so far, each time they asked."""
+    def num_refused(self) -> int | None:
+        """Items that the router had no room for so far, each time they asked; None while it does not answer."""
 
     def stop_leases(self, worker_id: str) -> None:
         """Let the router give no more work to it. May be said again."""

@@ -150,18 +150,20 @@ class RayCrew:
         }
 
     def members(self) -> list[Member] | None:
+        members: list[Member] | None = self._ask_router("members")
+        return members
+
+    def num_refused(self) -> int | None:
+        num_refused: int | None = self._ask_router("refused")
+        return num_refused
+
+    def _ask_router(self, what: str) -> Any:
+        """None while it does not answer."""
         try:
-            members: list[Member] = ray.get(self._router.members.remote(), timeout=ROUTER_TIMEOUT_S)
+            return ray.get(getattr(self._router, what).remote(), timeout=ROUTER_TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
             logger.info("the router does not answer: %s", type(error).__name__)
             return None
-        return members
-
-    def num_refused(self) -> int:
-        try:
-            return int(ray.get(self._router.refused.remote(), timeout=ROUTER_TIMEOUT_S))
-        except (RayActorError, GetTimeoutError):
-            return 0
 
     def stop_leases(self, worker_id: str) -> None:
         self._router.drain.remote(worker_id)

@@ -48,9 +48,9 @@ class Supervisor:
         self._replanning = replanning or Replanning(())
         self._now_s = now_s
         self._lock = threading.RLock()
-        self._teams = {group.name: Team(group) for group in groups}
+        self._teams = {group.name: Team(group, is_alone=len(groups) == 1) for group in groups}
         self._posts = Posts(config, crew, self._teams, now_s)
-        self._num_refused = 0
+        self._num_refused: int | None = None  # as the router said last
         self._stop = threading.Event()
 
     # --- for others ----------------------------------------------------------------------------------------------
@@ -97,12 +97,12 @@ class Supervisor:
         """
         with self._lock:
             team = self._team(group)
-            least, most = team.limits(is_alone=len(self._teams) == 1)
+            least, most = team.limits
             # A number of another kind would break every tick from now on, and nobody would look after the workers.
             if not isinstance(num_workers, int) or not least <= num_workers <= most:
-                raise ConfigError(f"{team.config.name} may have {least} to {most} workers, got {num_workers!r}")
+                raise ConfigError(f"{team.title} may have {least} to {most} workers, got {num_workers!r}")
             self._check(team, num_workers)
-            logger.info("%s: %d workers wanted instead of %d", team.config.name, num_workers, team.target)
+            logger.info("%s: %d workers wanted instead of %d", team.title, num_workers, team.target)
             team.target = num_workers
             team.not_before_s = float("-inf")
 
@@ -170,8 +170,11 @@ class Supervisor:
         if all(team.autoscaler is None for team in self._teams.values()):
             return
         num_refused = self._crew.num_refused()
+        if num_refused is None:  # the router is away: nobody's load is known
+            return
         with self._lock:
-            refused, self._num_refused = num_refused > self._num_refused, num_refused
+            refused = self._num_refused is not None and num_refused > self._num_refused
+            self._num_refused = num_refused
             for team in self._teams.values():
                 posts = [post for post in self._posts if post.group == team.config.name]
                 members = [self._posts.member(post) for post in posts]
@@ -185,9 +188,9 @@ class Supervisor:
         try:
             self._check(team, wanted)
         except WorkerStartError as error:
-            self._posts.note(f"{team.config.name} should have {wanted} workers ({why}): {error}")
+            self._posts.note(f"{team.title} should have {wanted} workers ({why}): {error}")
             return
-        logger.warning("%s: %d workers instead of %d, %s", team.config.name, wanted, team.target, why)
+        logger.warning("%s: %d workers instead of %d, %s", team.title, wanted, team.target, why)
         team.target = wanted
 
     def _check(self, team: Team, num_workers: int) -> None:
@@ -222,7 +225,7 @@ class Supervisor:
         if group is None and len(self._teams) == 1:
             return next(iter(self._teams.values()))
         if group is None or group not in self._teams:
-            known = ", ".join(self._teams)
+            known = ", ".join(self._teams) if self._config.groups else "no groups"
             said = "say which group" if group is None else f"no group {group!r}"
             raise ConfigError(f"{said}; this pool has {known}")
         return self._teams[group]

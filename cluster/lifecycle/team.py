@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.groups import GroupConfig
+from cluster.groups import MAX_WORKERS, GroupConfig
 from cluster.lifecycle.autoscaling import Autoscaler, LoadSample
 from cluster.lifecycle.crew import Life
 from cluster.lifecycle.status import Stage, WorkerStatus
@@ -13,8 +13,6 @@ from cluster.routing.roster import Member
 from workers.messages import ErrorNote
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-
-MOST_WORKERS = 4096
 
 LEAVING = (Stage.DRAINING, Stage.ENDING)
 
@@ -54,19 +52,23 @@ class Post:
 class Team:
     """A group's target, and when the next worker may be launched."""
 
-    def __init__(self, config: GroupConfig) -> None:
+    def __init__(self, config: GroupConfig, *, is_alone: bool) -> None:
+        """`is_alone`: the pool has no other group."""
         self.config = config
+        self.title = "the pool" if is_alone else f"group {config.name}"  # for people
+        self._is_alone = is_alone
         self.target = config.num_workers
         self.autoscaler = None if config.autoscale is None else Autoscaler(config.autoscale)
         self.not_before_s = float("-inf")
         self._pause_s = FIRST_PAUSE_S
         self._next_number = 0
 
-    def limits(self, *, is_alone: bool) -> tuple[int, int]:
+    @property
+    def limits(self) -> tuple[int, int]:
         """How few and how many workers somebody may ask for; the only group of a pool keeps one."""
         if self.config.autoscale is not None:
             return self.config.autoscale.min_workers, self.config.autoscale.max_workers
-        return int(is_alone), MOST_WORKERS
+        return int(self._is_alone), MAX_WORKERS
 
     def wanted(self, posts: Sequence[Post], sample: LoadSample) -> int:
         """How many workers there should be for the load; as many as now while not all of them are ready."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cluster.groups import MAX_WORKERS
 from cluster.planning.forecast import Candidate, Forecast, WorkerRoom
 from cluster.planning.histogram import Grids
 from cluster.planning.plan import Plan, plan
@@ -70,8 +71,11 @@ def plan_trace(
         device: whose default budgets are offered: "cuda" or "cpu".
 
     Raises:
-        ConfigError: no trace, none of this model in it, several models and none named, or settings that cannot work.
+        ConfigError: no trace, none of this model in it, several models and none named, more workers than a pool may
+            have, or settings that cannot work.
     """
+    if num_workers > MAX_WORKERS:
+        raise ConfigError(f"{num_workers} workers are more than the {MAX_WORKERS} that a pool may have")
     models = read_models(trace)
     if not encoders and len(models) > 1:
         raise ConfigError(f"{trace} has items of {', '.join(sorted(models))}; choose one with --model")

@@ -7,11 +7,12 @@ import socket
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import ray
 from fakes import tiny_config
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError
 
 from cluster.lifecycle import local_ray
 from cluster.lifecycle.launching import RayCrew
@@ -175,6 +176,19 @@ def test_who_looks_after_workers_starts_no_ray_where_somebody_has_ended_it(monke
     with pytest.raises(PoolClosedError, match="connection to Ray was shut down"):
         RayCrew("pool", tiny_config(), detached=False).look()
     assert fake.num_starts == 0
+
+
+def test_a_router_that_does_not_answer_says_neither_who_is_there_nor_what_it_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def get(call: object, **options: object) -> None:
+        raise GetTimeoutError("too late")
+
+    monkeypatch.setattr(ray, "get", get)
+    crew = RayCrew("pool", tiny_config(), detached=False)
+    crew._router = MagicMock()
+    assert crew.members() is None
+    assert crew.num_refused() is None
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_label_is_a_key_without_its_encoder() -> None:
         (["--memory-gib", "0"], "'0' is no number above 0"),
         (["--memory-gib", "much"], "'much' is no number above 0"),
         (["--workers", "0"], "'0' is no whole number from 1"),
-        (["--workers", "100000000"], "'100000000' is more than the 4096 workers that a pool may have"),
+        (["--workers", "100000000"], "100000000 workers are more than the 4096 that a pool may have"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line_and_status_2(

@@ -89,8 +89,8 @@ class FakeCrew:
     def members(self) -> Sequence[Member] | None:
         return None if self.router_is_away else self.router.members()
 
-    def num_refused(self) -> int:
-        return self.router.refused()
+    def num_refused(self) -> int | None:
+        return None if self.router_is_away else self.router.refused()
 
     def stop_leases(self, worker_id: str) -> None:
         self.router.drain(worker_id)
@@ -438,9 +438,9 @@ def test_a_worker_that_finds_no_place_is_given_up_in_time() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     stage = Scene().started()
-    with pytest.raises(ConfigError, match="worker may have 1 to 4096 workers, got 0"):
+    with pytest.raises(ConfigError, match="the pool may have 1 to 4096 workers, got 0"):
         stage.supervisor.scale(0)
-    with pytest.raises(ConfigError, match="no group 'gpu'; this pool has worker"):
+    with pytest.raises(ConfigError, match="no group 'gpu'; this pool has no groups"):
         stage.supervisor.scale(2, "gpu")
     with pytest.raises(ConfigError, match="no worker 'worker-9' in this pool; it has worker-0, worker-1"):
         stage.supervisor.drain("worker-9")
@@ -452,7 +452,7 @@ def test_what_cannot_be_is_refused() -> None:
 @pytest.mark.parametrize("number", [1.5, float("nan"), "2", None, [2]])
 def test_what_is_no_number_of_workers_is_refused_and_the_pool_is_looked_after_as_before(number: Any) -> None:
     stage = Scene().started()
-    with pytest.raises(ConfigError, match="worker may have 1 to 4096 workers, got"):
+    with pytest.raises(ConfigError, match="the pool may have 1 to 4096 workers, got"):
         stage.supervisor.scale(number)
     stage.ticks(1)
     assert stage.supervisor.status().targets == {"worker": 2}
@@ -478,6 +478,8 @@ def test_groups_have_their_own_numbers_and_names() -> None:
     assert list(stage.stages()) == ["big-0", "small-0", "small-1"]
     with pytest.raises(ConfigError, match="say which group; this pool has big, small"):
         stage.supervisor.scale(3)
+    with pytest.raises(ConfigError, match="group small may have 0 to 4096 workers, got 5000"):
+        stage.supervisor.scale(5000, "small")
     stage.supervisor.scale(0, "small")
     stage.supervisor.scale(2, "big")
     stage.ticks(12)
@@ -551,6 +553,22 @@ def test_a_busy_pool_grows_and_an_idle_one_shrinks() -> None:
     stage.ticks(150)
     assert stage.supervisor.status().targets == {"worker": 1}
     assert stage.stages() == {"worker-0": Stage.READY}
+
+
+def test_what_a_router_refused_before_it_was_away_is_not_refused_again() -> None:
+    limits = {"min_workers": 1, "max_workers": 4, "up_after_s": 0}
+    stage = Scene(tiny_config(num_workers=1, autoscale=limits)).started()
+    leases: list[Lease] = []
+    while isinstance(answer := stage.crew.router.assign([LeaseRequest(shape=SHAPE)])[0], Lease):
+        leases.append(answer)
+    for lease in leases:
+        stage.settle(lease)
+    stage.ticks(1)
+    stage.crew.router_is_away = True
+    stage.ticks(1)
+    stage.crew.router_is_away = False
+    stage.ticks(10)
+    assert stage.supervisor.status().targets == {"worker": 1}
 
 
 class Fleet(RuleBasedStateMachine):
