@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 
@@ -13,7 +14,7 @@ from encoder.config import EncoderConfig
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
 
-MIN_SEGMENTS = 400  # a run on a GPU, so that filling and emptying the pipeline do not count
+RUN_S = 0.8  # at least, on a GPU, so that filling and emptying the pipeline do not count
 REPEATS = 7
 
 
@@ -27,9 +28,9 @@ def main() -> None:
         runner.adapter.prepare(draw_picture(width, height, seed)) for seed, (width, height) in enumerate(task["sizes"])
     ]
     segments = [segment for item in prepared for segment in item]
+    first_s = [seconds_of(lambda: runner.encode(segments), device) for _ in range(2)][-1]  # warm
     if device.type == "cuda":
-        segments = segments * -(-MIN_SEGMENTS // len(segments))
-    runner.encode(segments)
+        segments = segments * math.ceil(RUN_S / first_s)
     runner.forget_stats()
     seconds = [seconds_of(lambda: runner.encode(segments), device) for _ in range(REPEATS)]
     stats = runner.stats
