@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from io import BytesIO
 from types import TracebackType
@@ -18,13 +18,13 @@ import msgpack
 from cluster.gateway.item_maps import read_answer_item
 from cluster.gateway.requests import write_request
 from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens, RequestItem
+from cluster.http_client.patience import Patience
 from cluster.http_client.refusals import PutOff, error_of, refusal, retry_after, unreachable
-from cluster.http_client.sources import Source, check_many, each, load
+from cluster.http_client.sources import Source, SourcesBroken, check_many, each, load
 from encoder.errors import ConfigError, EncoderPoolError, PoolError, RequestError
 from workers import spans
 
 AGAIN = frozenset({429, 502, 503})
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
 MAX_REQUEST_BYTES = 16 * 2**20
 CONNECT_TIMEOUT_S = 10.0
 FIRST_PATIENCE_S = 3.0  # when nobody has listened there yet: most likely the address is wrong
@@ -95,34 +95,12 @@ class AsyncHttpClient:
         taken before is answered.
         """
         check_many(sources)
-        tasks: deque[asyncio.Task[list[ItemAnswer]]] = deque()
-        batches = self._batches(sources)
-        broken: Exception | None = None
-        first = 0
-        try:
-            while True:
-                try:
-                    batch = await anext(batches)
-                except StopAsyncIteration:
-                    break
-                except Exception as error:  # the caller's own
-                    broken = error
-                    break
-                if len(tasks) >= self._max_connections:
-                    for answer in await tasks.popleft():
-                        yield replace(answer, index=first)
-                        first += 1
-                tasks.append(asyncio.create_task(self._ask(batch)))
-            while tasks:
-                for answer in await tasks.popleft():
-                    yield replace(answer, index=first)
-                    first += 1
-            if broken is not None:
-                raise broken
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        index = 0
+        async with aclosing(self._answered(self._batches(sources))) as answered:
+            async for answers in answered:
+                for answer in answers:
+                    yield replace(answer, index=index)
+                    index += 1
 
     async def stream(self, sources: Iterable[Source]) -> AsyncGenerator[ItemAnswer]:
         """Answers of one request as its items end, in any order, each with its `index`. Nothing is asked again."""
@@ -153,16 +131,13 @@ class AsyncHttpClient:
 
     async def models(self) -> list[dict[str, Any]]:
         """What the gateway serves; one that still starts is asked again. Raises as `encode` does."""
-        until_s, wait_s = time.monotonic() + self._patience_s, FIRST_WAIT_S
+        patience = Patience(self._patience_s, self._rng)
         while True:
             try:
                 return await self._models()
             except PutOff as error:
-                pause_s = self._pause(error.retry_after_s, wait_s)
-                if time.monotonic() + pause_s > until_s:
+                if not await patience.wait(error.retry_after_s):
                     raise error.error from None
-            await asyncio.sleep(pause_s)
-            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
 
     async def _models(self) -> list[dict[str, Any]]:
         try:
@@ -181,9 +156,7 @@ class AsyncHttpClient:
     async def _ask(self, items: Sequence[RequestItem]) -> list[ItemAnswer]:
         """An answer for each item, in order; those put off are asked again while patience lasts."""
         answers = {answer.index: answer for answer in _unreadable(items)}
-        started_s = time.monotonic()
-        until_s = started_s + self._patience_s
-        wait_s = FIRST_WAIT_S
+        patience = Patience(self._patience_s, self._rng)
         while left := [index for index in range(len(items)) if index not in answers]:
             failure: EncoderPoolError | None = None
             told_s: float | None = None
@@ -197,17 +170,14 @@ class AsyncHttpClient:
             except (aiohttp.ClientError, OSError) as error:
                 failure = unreachable(self.url, error)
                 if isinstance(error, aiohttp.ClientConnectorError) and not self._was_reached:
-                    until_s = min(until_s, started_s + FIRST_PATIENCE_S)
+                    patience.shorten(FIRST_PATIENCE_S)
             if failure is None and not put_off:
                 break
-            pause_s = self._pause(told_s, wait_s)
-            if time.monotonic() + pause_s > until_s:
+            if not await patience.wait(told_s):
                 if failure is not None:
                     raise failure
                 answers |= put_off
                 break
-            await asyncio.sleep(pause_s)
-            wait_s = min(LONGEST_WAIT_S, 2 * wait_s)
         return [replace(answers[index], index=index) for index in range(len(items))]
 
     async def _post(self, items: Sequence[RequestItem]) -> tuple[list[ItemAnswer], float | None]:
@@ -221,35 +191,49 @@ class AsyncHttpClient:
                 raise RequestError(f"{len(items)} items were asked for, {len(found)} came back")
             return found, retry_after(response)
 
-    def _pause(self, told_s: float | None, wait_s: float) -> float:
-        """Seconds until it is asked again: as told, else as given; a little more, so that not all come back at once."""
-        return (told_s or wait_s) * (1 + 0.25 * self._rng.random())
+    # --- many requests ---------------------------------------------------------------------------------------------
 
     async def _batches(self, sources: Iterable[Source] | AsyncIterable[Source]) -> AsyncGenerator[list[RequestItem]]:
-        """Raises what the sources raise, behind a batch of what came before."""
+        """Items for a request each. Raises SourcesBroken, behind what came before."""
         batch: list[RequestItem] = []
         num_bytes = 0
         broken: Exception | None = None
-        taken = each(sources)
-        while True:
-            try:
-                source = await anext(taken)
-            except StopAsyncIteration:
-                break
-            except Exception as error:
-                broken = error
-                break
-            item = await load(source)
-            size = len(item.data or b"")
-            if batch and (len(batch) >= self._items_per_request or num_bytes + size > MAX_REQUEST_BYTES):
-                yield batch
-                batch, num_bytes = [], 0
-            batch.append(item)
-            num_bytes += size
+        try:
+            async for source in each(sources):
+                item = await load(source)
+                size = len(item.data or b"")
+                if batch and (len(batch) >= self._items_per_request or num_bytes + size > MAX_REQUEST_BYTES):
+                    yield batch
+                    batch, num_bytes = [], 0
+                batch.append(item)
+                num_bytes += size
+        except Exception as error:  # the caller's own
+            broken = error
         if batch:
             yield batch
         if broken is not None:
-            raise broken
+            raise SourcesBroken(broken)
+
+    async def _answered(self, batches: AsyncGenerator[list[RequestItem]]) -> AsyncGenerator[list[ItemAnswer]]:
+        """The answers to each batch, in order, so many requests at once. Raises what broke the sources at the end."""
+        tasks: deque[asyncio.Task[list[ItemAnswer]]] = deque()
+        broken: BaseException | None = None
+        try:
+            try:
+                async for batch in batches:
+                    if len(tasks) >= self._max_connections:
+                        yield await tasks.popleft()
+                    tasks.append(asyncio.create_task(self._ask(batch)))
+            except SourcesBroken as end:
+                broken = end.error
+            while tasks:
+                yield await tasks.popleft()
+            if broken is not None:
+                raise broken
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _heads(self) -> dict[str, str]:
         """Of a request: it belongs to whatever span the caller is in."""

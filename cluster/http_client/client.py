@@ -19,6 +19,7 @@ from encoder.errors import PoolClosedError
 Result = TypeVar("Result")
 
 END_TIMEOUT_S = 10.0
+POLL_S = 0.005
 
 
 class HttpClient:
@@ -77,7 +78,7 @@ class HttpClient:
             raise broken.error from None
         finally:
             with suppress(PoolClosedError):  # then it has ended already
-                self._wait(answers.aclose)
+                self._wait(lambda: _closed(answers))
 
     def _wait(self, begin: Callable[[], Awaitable[Result]]) -> Result:
         with self._lock:
@@ -91,6 +92,13 @@ class HttpClient:
         except BaseException:
             future.cancel()
             raise
+
+
+async def _closed(answers: Any) -> None:  # the hints of AsyncGenerator lack `ag_running`
+    """End it. Where Ctrl-C has ended the wait for its next answer, that is still being cancelled."""
+    while answers.ag_running:
+        await asyncio.sleep(POLL_S)
+    await answers.aclose()
 
 
 async def _awaiting(begin: Callable[[], Awaitable[Result]]) -> Result:

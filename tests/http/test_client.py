@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -242,13 +243,34 @@ def test_a_thread_that_waits_hears_that_its_client_was_closed(moody: Any) -> Non
             waiting.result(20)
 
 
+@pytest.mark.timeout(60)
+def test_ctrl_c_while_the_gateway_works_ends_the_command_as_it_should(
+    moody: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moody.models, moody.script = [{"id": "one", "dtype": "float32"}], ["models", "wait"]
+    picture = tmp_path / "a.png"
+    picture.write_bytes(b"any")
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    def press() -> None:
+        assert moody.waiting.wait(20)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(press)
+        url = f"http://127.0.0.1:{moody.server_port}"
+        assert main(["encode", str(picture), "--out", str(tmp_path / "out"), "--url", url]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
 def test_what_is_put_off_or_lost_is_asked_again(moody: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr("cluster.http_client.async_client.asyncio.sleep", sleep)
+    monkeypatch.setattr("cluster.http_client.patience.asyncio.sleep", sleep)
     moody.script = ["503", "429", "item full", "hang up"]
     with HttpClient(f"http://127.0.0.1:{moody.server_port}") as client:
         assert client.encode(b"x").numpy().tolist() == [[1.0, 1.0]]
