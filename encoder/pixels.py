@@ -38,15 +38,12 @@ _address_in_capsule.restype = ctypes.c_void_p
 _address_in_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-BLOCK_BYTES = 1 << 24
-"""Pillow keeps larger images in several blocks, which it can't show as one array."""
-
-
 def pixels_of(image: Image.Image) -> np.ndarray:
     """A copy `[H, W, 3]` of an RGB image's pixels."""
     assert image.mode == "RGB"
     pixels = np.empty((image.height, image.width, 3), np.uint8)
-    num_rows = max(1, BLOCK_BYTES // max(1, 4 * image.width))
+    # Pillow keeps larger images in several blocks (of 16 MB, or PILLOW_BLOCK_SIZE), which it can't show as one array.
+    num_rows = max(1, core.get_block_size() // max(1, 4 * image.width))
     if num_rows >= image.height:
         _copy(image, pixels)
         return pixels
@@ -67,9 +64,8 @@ def keep_memory(num_blocks: int) -> None:
 
 def _copy(image: Image.Image, pixels: np.ndarray) -> None:
     if not hasattr(image, "__arrow_c_array__") or core.get_alignment() > 1:
-        pixels[:] = np.asarray(
-            image
-        )  # before Pillow 11.2, or with gaps between its rows, which PILLOW_ALIGNMENT asks for
+        # Before Pillow 11.2, or with gaps between its rows, which PILLOW_ALIGNMENT asks for.
+        pixels[:] = np.asarray(image)
         return
     schema, array = image.__arrow_c_array__()  # they own what is read below
     arrow = _ArrowArray.from_address(_address_in_capsule(array, b"arrow_array"))

@@ -13,7 +13,7 @@ from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tile_kind import Size
 from encoder.adapters.tiles import TileAdapter
-from encoder.errors import BadMediaError, ConfigError
+from encoder.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -44,18 +44,13 @@ class Llama4:
         self.to_canvas = bool(settings.get("resize_to_max_canvas"))
 
     def cut(self, width: int, height: int) -> list[Tile]:
-        """Tiles of the canvas row by row, black beyond the image, and the whole image where they are several.
-
-        Raises BadMediaError where the shorter edge comes to no pixel.
-        """
+        """Tiles of the canvas row by row, black beyond the image, and the whole image where they are several."""
         side = self.tile_size[0]
         columns, rows = _canvas(width, height, side, self.most, self.to_canvas)
         most = columns * side, rows * side
         if not self.to_canvas:  # upscaled no further than a tile
             most = min(max(width, side), most[0]), min(max(height, side), most[1])
         resized = _fit(width, height, most)
-        if min(resized) < 1:
-            raise BadMediaError(f"picture of {width}x{height}: nothing would be left of its shorter side; crop it")
         corners = [(column * side, row * side) for row in range(rows) for column in range(columns)]
         tiles = [Tile(resized=(resized,), corner=corner) for corner in corners]
         return tiles if len(tiles) == 1 else [*tiles, Tile(resized=(self.tile_size,))]
@@ -105,11 +100,11 @@ def _float32_scale(width: int, height: int, canvas: tuple[int, int], side: int) 
 
 
 def _fit(width: int, height: int, most: Size) -> Size:
-    """The largest size of the image's own ratio within a size."""
+    """The largest size of the image's own ratio within a size; a pixel at least."""
     scale_x, scale_y = most[0] / width, most[1] / height
     if scale_x < scale_y:
-        return most[0], min(math.floor(height * scale_x), most[1])
-    return min(math.floor(width * scale_y), most[0]), most[1]
+        return most[0], min(max(1, math.floor(height * scale_x)), most[1])
+    return min(max(1, math.floor(width * scale_y)), most[0]), most[1]
 
 
 def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> TileAdapter:

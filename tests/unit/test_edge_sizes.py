@@ -250,10 +250,8 @@ def test_llama4() -> None:
     def theirs(width: int, height: int) -> Any:
         rows, columns = (side // 336 for side in rule["get_best_fit"]((height, width), resolutions).tolist())
         most = min(max(height, 336), rows * 336), min(max(width, 336), columns * 336)
-        resized = rule["get_max_res_without_distortion"]((height, width), most)
-        if min(resized) < 1:
-            raise ValueError("nothing can be resized to no pixel")
-        return rows * columns + (rows * columns > 1), resized[::-1]
+        height, width = rule["get_max_res_without_distortion"]((height, width), most)
+        return rows * columns + (rows * columns > 1), (max(width, 1), max(height, 1))  # as `_preprocess` goes on
 
     def ours(width: int, height: int) -> Any:
         tiles = family.cut(width, height)
