@@ -54,7 +54,7 @@ class ReferenceQwenVL:
         """Rows of a clip of resized frames, an even number of them."""
         side, merge = sizes.patch_size, sizes.merge_size
         pixels = np.stack([np.asarray(frame) for frame in frames]).astype(np.float32) / 255
-        normed = (pixels - np.float32(sizes.mean)) / np.float32(sizes.std)
+        normed = (pixels - np.float32(sizes.pixels.mean)) / np.float32(sizes.pixels.std)
         times, rows, columns = len(frames) // 2, normed.shape[1] // side, normed.shape[2] // side
         blocks = normed.reshape(times, 2, rows // merge, merge, side, columns // merge, merge, side, 3)
         patches = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(times * rows * columns, -1)
@@ -73,6 +73,6 @@ def image_processor(sizes: QwenSizes) -> Any:
         merge_size=sizes.merge_size,
         temporal_patch_size=sizes.temporal_patch_size,
         size={"shortest_edge": sizes.image_pixels.least, "longest_edge": sizes.image_pixels.most},
-        image_mean=list(sizes.mean),
-        image_std=list(sizes.std),
+        image_mean=list(sizes.pixels.mean),
+        image_std=list(sizes.pixels.std),
     )

@@ -33,8 +33,16 @@ def clip_processor_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_pixels(config: Mapping[str, Any], default: Pixels) -> Pixels:
-    """Means, deviations and filter of a checkpoint."""
-    return _pixels(processor_of(config), default)
+    """Means, deviations and filter of a checkpoint. Raises ConfigError for pixels that are not normalised by them."""
+    settings = processor_of(config)
+    said = {key: settings.get(key, True) for key in ("do_rescale", "do_normalize")}
+    factor = settings.get("rescale_factor") or 1 / 255
+    if not all(said.values()) or abs(255 * factor - 1) > 1e-4:
+        raise ConfigError(
+            f"preprocessor_config.json has {said | {'rescale_factor': factor}}; "
+            f"only pixels that are divided by 255 and normalised are supported"
+        )
+    return _pixels(settings, default)
 
 
 def note_clip_pixels(config: Mapping[str, Any], pixels: Pixels, name: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
-from encoder.adapters.cutting import patch_rows
+from encoder.adapters.cutting import Tile, cut_out, patch_rows
 from encoder.adapters.packed import PackedLayout
 from encoder.adapters.processors import note_clip_pixels
 from encoder.adapters.qwen_vl_config import read_sizes
@@ -24,8 +24,6 @@ from encoder.adapters.qwen_vl_geometry import frame_indices, smart_resize
 from encoder.adapters.qwen_vl_inputs import fill_inputs, input_specs
 from encoder.adapters.qwen_vl_video import frame_size, sampled_frames
 from encoder.adapters.qwen_vl_weights import qwen_weight_shapes
-from encoder.adapters.stock_families import Pixels
-from encoder.pixels import pixels_of
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:
@@ -56,7 +54,7 @@ class QwenVL:
         )
         self.axes: tuple[CaptureAxis, ...] = self.layout.axes
         self._video, self._config = encoder.video, dict(config)
-        note_clip_pixels(config, Pixels(mean=sizes.mean, std=sizes.std), name)
+        note_clip_pixels(config, sizes.pixels, name)
 
     # Sizes
 
@@ -88,7 +86,7 @@ class QwenVL:
 
     def prepare(self, image: Image.Image) -> list[Segment]:
         """The resized image in patches. It stands for both frames of its patches, and is stored once."""
-        return [self._segment([self._resized(image, self._image_size(*image.size))])]
+        return [self._segment(self._resized(image, self._image_size(*image.size)))]
 
     def prepare_video(self, video: Video) -> Iterator[Segment]:
         """Segments one after another, as frames are decoded; the last frame is repeated to fill its segment."""
@@ -96,15 +94,16 @@ class QwenVL:
         size = frame_size(video.header, len(numbers), self.sizes)
         pictures: list[np.ndarray] = []
         for frame in video.frames(numbers):
-            pictures.append(self._resized(frame, size))
+            pictures += self._resized(frame, size)
             if len(pictures) == self.sizes.temporal_patch_size:
                 yield self._segment(pictures)
                 pictures = []
         if pictures:
             yield self._segment(pictures + pictures[-1:] * (self.sizes.temporal_patch_size - len(pictures)))
 
-    def _resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
-        return pixels_of(image.resize(size, Image.Resampling.BICUBIC))
+    def _resized(self, image: Image.Image, size: tuple[int, int]) -> list[np.ndarray]:
+        """The one picture `[height, width, 3]`."""
+        return cut_out(image, [Tile(resized=(size,))], self.sizes.pixels.resample)
 
     def _segment(self, pictures: Sequence[np.ndarray]) -> Segment:
         """Cut `[height, width, 3]` into patch rows in the order of the run, each (frame, y, x, channel)."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from encoder.adapters.processors import whole_number
+from encoder.adapters.processors import CLIP, HALF, processor_of, read_pixels, whole_number
+from encoder.adapters.stock_families import Pixels
 from encoder.errors import ConfigError
 
 Generation = Literal["2", "2.5", "3"]
@@ -42,11 +43,7 @@ FRAMES_PER_S, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768  # of a clip, as released
 _TOKEN_SIDE = {"2": 28, "2.5": 28, "3": 32}
 _IMAGE_TOKENS = {"2": (4, 16_384), "2.5": (4, 16_384), "3": (64, 16_384)}  # of an image, as released
 _VIDEO_TOKENS = {"2": (128, 768), "2.5": (128, 768), "3": (4, 24_576)}  # of a frame (2, 2.5), of all frames (3)
-_NORMALISATION = {
-    "2": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-    "2.5": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
-    "3": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-}
+_PIXELS = {"2": CLIP, "2.5": CLIP, "3": HALF}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +76,7 @@ class QwenSizes:
     frames_per_s: float  # that are read of a clip
     frame_bounds: tuple[int, int]  # least and most of them
     cap_frames: bool  # many frames share a budget: `cap_pixels_per_frame` of the processors
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    pixels: Pixels
 
     @property
     def token_side(self) -> int:
@@ -123,8 +119,7 @@ def read_sizes(config: Mapping[str, Any], name: str, resize_pixels: tuple[int, i
     width = size("embed_dim" if generation == "2" else "hidden_size")
     patch_size, merge_size = size("patch_size"), size("spatial_merge_size")
     windows = size("window_size") // (patch_size * merge_size) if generation == "2.5" else 0
-    image, video = (config.get(key) or {} for key in ("preprocessor_config", "video_preprocessor_config"))
-    released = _NORMALISATION[generation]
+    video = config.get("video_preprocessor_config") or {}
     sizes = QwenSizes(
         generation=generation,
         width=width,
@@ -139,15 +134,14 @@ def read_sizes(config: Mapping[str, Any], name: str, resize_pixels: tuple[int, i
         full_layers=frozenset(vision["fullatt_block_indexes"]) if windows else frozenset(),
         table_side=int(size("num_position_embeddings") ** 0.5) if generation == "3" else 0,
         deepstack_layers=tuple(vision["deepstack_visual_indexes"]) if generation == "3" else (),
-        image_pixels=_pixel_range(image, _IMAGE_TOKENS[generation], generation, name)
+        image_pixels=_pixel_range(processor_of(config), _IMAGE_TOKENS[generation], generation, name)
         if resize_pixels is None
         else _checked(*resize_pixels, name),
         video_pixels=_pixel_range(video, _VIDEO_TOKENS[generation], generation, name),
         frames_per_s=video.get("fps") or FRAMES_PER_S,
         frame_bounds=(video.get("min_frames") or MIN_FRAMES, video.get("max_frames") or MAX_FRAMES),
         cap_frames=_caps_frames(video, generation),
-        mean=tuple(image.get("image_mean", released[0])),
-        std=tuple(image.get("image_std", released[1])),
+        pixels=read_pixels(config, _PIXELS[generation]),
     )
     if sizes.width % (4 * sizes.num_heads):
         raise ConfigError(f"{name}: the tower's width {sizes.width} gives {sizes.num_heads} heads no whole quarters")

@@ -164,7 +164,10 @@ class QwenLoop:
         tokens = stored.unflatten(1, (len(places), -1))[:, by_row].flatten(0, 2)
         frames = tokens.view(len(tokens), -1, sizes.patch_size, sizes.patch_size, 3)
         frames = frames.expand(-1, sizes.temporal_patch_size, -1, -1, -1).permute(0, 4, 1, 2, 3)
-        mean, std = (torch.tensor(values, device=self.device).view(3, 1, 1, 1) for values in (sizes.mean, sizes.std))
+        mean, std = (
+            torch.tensor(values, device=self.device).view(3, 1, 1, 1)
+            for values in (sizes.pixels.mean, sizes.pixels.std)
+        )
         pixels_PC = ((frames.float() / 255 - mean) / std).flatten(1).to(self.dtype).cpu()
         if self.device.type == "cuda":
             pixels_PC = pixels_PC.pin_memory()

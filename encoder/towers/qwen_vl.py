@@ -162,5 +162,5 @@ class _Stored:
         """The patch embedding for rows (frame, y, x, channel), with the normalisation of pixels folded in."""
         weight_DLC = self.raw("patch_embed.proj.weight").flatten(2).transpose(1, 2)
         bias = self._weights.get(f"{self._prefix}.patch_embed.proj.bias")
-        weight, bias = fold_pixels(weight_DLC, bias, sizes.mean, sizes.std)
+        weight, bias = fold_pixels(weight_DLC, bias, sizes.pixels.mean, sizes.pixels.std)
         return Linear(weight=weight.to(self._device, self._dtype), bias=bias.to(self._device, self._dtype))

@@ -182,6 +182,22 @@ def test_views_of_one_size_are_refused() -> None:
         model.family.make({**model.config, "preprocessor_config": {"tile_size": 1024}}, "it", EncoderConfig(model="it"))
 
 
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "minicpmv"])  # whose config.json says it all
+@pytest.mark.parametrize("settings", [{"do_normalize": False}, {"do_rescale": False}, {"rescale_factor": 1 / 128}])
+def test_pixels_that_a_processor_normalises_otherwise_are_refused(family: str, settings: dict[str, Any]) -> None:
+    """Instead of being normalised all the same."""
+    (preset, about), *_ = families()[family].presets.items()
+    said = about.config.get("preprocessor_config", {})
+    make = families()[family].make
+    make(
+        {**about.config, "preprocessor_config": {**said, "rescale_factor": 0.00392156862745098}},
+        preset,
+        EncoderConfig(model=preset),
+    )
+    with pytest.raises(ConfigError, match="only pixels that are divided by 255 and normalised"):
+        make({**about.config, "preprocessor_config": {**said, **settings}}, preset, EncoderConfig(model=preset))
+
+
 @pytest.mark.parametrize("kind", TEXT_WIDTHS)
 def test_widths_that_configs_leave_out_are_transformers_defaults(kind: str) -> None:
     assert transformers.AutoConfig.for_model(kind).hidden_size == TEXT_WIDTHS[kind]

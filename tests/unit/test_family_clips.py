@@ -86,7 +86,7 @@ def pairs(model: Any, adapter: Any, frames: Sequence[Image.Image]) -> torch.Tens
 def deep_pairs(model: Any, adapter: Any, frames: Sequence[Image.Image]) -> torch.Tensor:
     """Cohere Compass, which repeats the last of an odd number of frames."""
     _, rows, columns = adapter.probe_video(DrawnFrames(len(frames)).header).grids[0]
-    pixels = Pixels(mean=adapter.sizes.mean, std=adapter.sizes.std)
+    pixels = adapter.sizes.pixels
     tile = Tile(resized=((16 * columns, 16 * rows),))
     patches, grid = patchify("cohere_compass", pixels_of(pixels, frames, tile), 16, 2, 2)
     return beside(model.model.visual(patches, torch.tensor([grid])))

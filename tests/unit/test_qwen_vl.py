@@ -117,7 +117,7 @@ def test_pixels_and_their_order_are_the_processors(preset: str) -> None:
     sizes, picture = adapter.sizes, draw_picture(333, 210, 5)
     features = image_processor(sizes)(images=[picture], return_tensors="np")
     values = features["pixel_values"].reshape(-1, 3, 2, sizes.patch_size, sizes.patch_size)[:, :, 0]
-    std, mean = (np.array(numbers)[None, :, None, None] for numbers in (sizes.std, sizes.mean))
+    std, mean = (np.array(numbers)[None, :, None, None] for numbers in (sizes.pixels.std, sizes.pixels.mean))
     wanted = ((values * std + mean) * 255).round().astype(np.uint8).transpose(0, 2, 3, 1).reshape(len(values), -1)
     (segment,) = adapter.prepare(picture)
     assert segment.shape.grid == tuple(features["image_grid_thw"][0])
@@ -125,6 +125,17 @@ def test_pixels_and_their_order_are_the_processors(preset: str) -> None:
         assert sorted(map(bytes, segment.patches_PC)) == sorted(map(bytes, wanted))
     else:
         assert np.array_equal(segment.patches_PC, wanted)
+
+
+def test_pixels_are_resized_by_the_processors_filter_and_normalised_as_usual_where_it_says_nothing() -> None:
+    model, picture = resolve_model("tiny-qwen3-vl"), draw_picture(200, 120, 6)
+    said = {"image_mean": None, "image_std": None, "resample": Image.Resampling.BILINEAR.value}
+    config = model.config | {"preprocessor_config": said}
+    adapter = QwenVL(config, name="it", encoder=EncoderConfig(model="it"))
+    assert adapter.sizes.pixels.mean == make_adapter("tiny-qwen3-vl").sizes.pixels.mean
+    wanted = picture.resize(adapter._image_size(200, 120), Image.Resampling.BILINEAR)
+    (segment,) = adapter.prepare(picture)
+    assert np.array_equal(np.sort(segment.patches_PC, axis=None), np.sort(np.asarray(wanted), axis=None))
 
 
 @pytest.mark.parametrize("preset", ["random-qwen2.5-vl-7b", "random-qwen3-vl-8b"])
