@@ -55,18 +55,24 @@ def _read_json(snapshot: Path, name: str) -> dict[str, Any]:
 
 
 def check_files(snapshot: Path, wanted: Iterable[str]) -> None:
-    """Raise WeightsError where the wanted tensors' files are not all here. A list that cannot be read is not judged."""
-    if not (snapshot / INDEX).is_file() and not (snapshot / SINGLE).is_file():
+    """Raise WeightsError where the wanted tensors' files are not all here, or their list can't be read."""
+    if (snapshot / INDEX).is_file():
+        shard_of = read_index(snapshot / INDEX)
+        for shard in sorted({shard_of[name] for name in stored_names(wanted, shard_of).values()}):
+            if not (snapshot / shard).is_file():
+                raise WeightsError(f"{snapshot / shard} is missing, which {INDEX} names; fetch it again")
+    elif not (snapshot / SINGLE).is_file():
         others = sorted(path.name for path in snapshot.iterdir() if path.suffix in OTHER_WEIGHTS)
         hint = f"; it has {others[0]}, which is not read: take a release in safetensors" if others else ""
         raise WeightsError(f"{snapshot} holds neither {INDEX} nor {SINGLE}{hint}")
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """File name of the shard that holds each tensor. Raises WeightsError for a file that doesn't say it."""
     try:
-        stored = dict(json.loads((snapshot / INDEX).read_text())["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return
-    for shard in sorted({str(stored[name]) for name in stored_names(wanted, stored).values()}):
-        if not (snapshot / shard).is_file():
-            raise WeightsError(f"{snapshot / shard} is missing, which {INDEX} names; fetch it again")
+        return {name: str(Path(shard)) for name, shard in dict(json.loads(index.read_text())["weight_map"]).items()}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise WeightsError(f"{index} is no readable list of tensors: {error!r}; fetch it again") from error
 
 
 def stored_names(wanted: Iterable[str], stored: Iterable[str]) -> dict[str, str]:
@@ -100,8 +106,8 @@ def download(hub_id: str, wanted_of: Callable[[dict[str, Any]], Iterable[str]]) 
         revision = snapshot.name  # all files of one commit, whatever is pushed meanwhile
         wanted = wanted_of(read_config(snapshot))
         try:
-            index = json.loads(Path(hf_hub_download(hub_id, INDEX, revision=revision)).read_text())
-            shards = {index["weight_map"][name] for name in stored_names(wanted, index["weight_map"]).values()}
+            shard_of = read_index(Path(hf_hub_download(hub_id, INDEX, revision=revision)))
+            shards = {shard_of[name] for name in stored_names(wanted, shard_of).values()}
         except EntryNotFoundError:  # one file needs no index
             shards = {SINGLE}
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=[*settings, INDEX, *shards]))

@@ -6,8 +6,9 @@ import hashlib
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from encoder.errors import WeightsError
-from encoder.snapshots import INDEX, PROCESSOR_FILES, SINGLE, check_files, stored_names
+from encoder.snapshots import INDEX, PROCESSOR_FILES, SINGLE, check_files, read_index, stored_names
 
 MAX_SHARD_BYTES = 2 * 2**30
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -68,20 +69,17 @@ def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[
     tensors: dict[str, torch.Tensor] = {}
     misshapen, no_floats, not_finite = [], [], []
     for shard, names in sorted(shards.items()):
-        try:
-            with safe_open(snapshot / shard, framework="pt") as file:
-                for name in names:
-                    stored = tuple(file.get_slice(stored_as[name]).get_shape())
-                    if stored != shapes[name]:
-                        misshapen.append(f"{name} is {list(stored)}, not {list(shapes[name])}")
-                        continue
-                    tensor = tensors[name] = file.get_tensor(stored_as[name])
-                    if tensor.dtype not in DTYPES:
-                        no_floats.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}")
-                    elif not _is_finite(tensor):
-                        not_finite.append(name)
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{snapshot / shard} {_wrong_with(snapshot / shard, error)}; fetch it again") from error
+        with _opened(snapshot / shard) as file:
+            for name in names:
+                stored = tuple(file.get_slice(stored_as[name]).get_shape())
+                if stored != shapes[name]:
+                    misshapen.append(f"{name} is {list(stored)}, not {list(shapes[name])}")
+                    continue
+                tensor = tensors[name] = file.get_tensor(stored_as[name])
+                if tensor.dtype not in DTYPES:
+                    no_floats.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}")
+                elif not _is_finite(tensor):
+                    not_finite.append(name)
     if misshapen:
         raise WeightsError(f"{snapshot}: {len(misshapen)} tensors have another shape: {_some(misshapen)}")
     if no_floats:  # their scales lie elsewhere, if anywhere: taken as they stand they would give wrong embeddings
@@ -101,16 +99,20 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 def _shards(snapshot: Path) -> dict[str, str]:
     """File name of the shard that holds each tensor."""
-    index = snapshot / INDEX
+    if (snapshot / INDEX).is_file():
+        return read_index(snapshot / INDEX)
+    with _opened(snapshot / SINGLE) as file:
+        return dict.fromkeys(file.keys(), SINGLE)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of tensors. Raises WeightsError where it can't be read, in the body too."""
     try:
-        if index.is_file():
-            return {name: str(Path(shard)) for name, shard in dict(json.loads(index.read_text())["weight_map"]).items()}
-        with safe_open(snapshot / SINGLE, framework="pt") as file:
-            return dict.fromkeys(file.keys(), SINGLE)
-    except SafetensorError as error:
-        raise WeightsError(f"{snapshot / SINGLE} {_wrong_with(snapshot / SINGLE, error)}; fetch it again") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WeightsError(f"{snapshot}: unreadable list of tensors: {error!r}") from error
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} {_wrong_with(path, error)}; fetch it again") from error
 
 
 def _wrong_with(path: Path, error: Exception) -> str:

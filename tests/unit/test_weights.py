@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from encoder import weights
-from encoder.adapters.registry import families, load_adapter, resolve_model
+from encoder.adapters.registry import check_model, families, load_adapter, resolve_model
 from encoder.checkpoints import init_checkpoint
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError, WeightsError
@@ -185,6 +185,13 @@ def test_damaged_checkpoints_are_typed_errors(snapshot: Path, shapes: dict[str, 
         (snapshot / INDEX).write_text("{")
     with pytest.raises(WeightsError, match=str(snapshot)):
         load_tensors(snapshot, shapes)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 3}}', "[" * 100_000])
+def test_a_list_of_tensors_that_cannot_be_read_is_found_before_a_worker_starts(snapshot: Path, text: str) -> None:
+    (snapshot / INDEX).write_text(text)
+    with pytest.raises(WeightsError, match=rf"{INDEX} is no readable list of tensors: .*; fetch it again"):
+        check_model(EncoderConfig(model=str(snapshot)))
 
 
 def test_random_weights_depend_on_name_and_seed_alone(shapes: dict[str, tuple[int, ...]]) -> None:
