@@ -16,7 +16,7 @@ def describe_config(config: PoolConfig) -> str:
 
     Raises:
         ConfigError: a model, layout or budget that cannot work.
-        WeightsError: a local checkpoint without weights.
+        WeightsError: a local checkpoint without some of its tensors, or their files.
     """
     return f"ok: {'; '.join(_describe(group) for group in config.worker_groups)}"
 

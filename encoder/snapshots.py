@@ -1,20 +1,24 @@
 """A checkpoint's directory in the released layout: its files, what they say of a model, and fetching them from the hub.
 
-Free of torch; `encoder.weights` reads the tensors.
+Free of torch; `encoder.weights` reads the tensors that are located here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from encoder.errors import ConfigError, WeightsError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf")
+POINTER = b"version https://git-lfs"  # what a clone without Git LFS has in a large file's place
 
 PROCESSOR_FILES = {
     "preprocessor_config": "preprocessor_config.json",
@@ -54,17 +58,33 @@ def _read_json(snapshot: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def check_files(snapshot: Path, wanted: Iterable[str]) -> None:
-    """Raise WeightsError where the wanted tensors' files are not all here, or their list can't be read."""
+def locate_tensors(snapshot: Path, wanted: Collection[str]) -> dict[str, tuple[str, str]]:
+    """The file that each of these tensors is in, and what it is called there; no tensor is read.
+
+    Raises WeightsError where files or tensors are not all here, or the list of them can't be read.
+    """
+    shard_of = _shards(snapshot)
+    stored_as = stored_names(wanted, shard_of)
+    missing = sorted(name for name in wanted if name not in stored_as)
+    if missing:
+        raise WeightsError(f"{snapshot}: {len(missing)} tensors are missing: {some_of(missing)}")
+    located = {name: (shard_of[stored], stored) for name, stored in stored_as.items()}
+    for shard in sorted({shard for shard, _ in located.values()}):
+        if not (snapshot / shard).is_file():
+            raise WeightsError(f"{snapshot / shard} is missing, which {INDEX} names; fetch it again")
+    return located
+
+
+def _shards(snapshot: Path) -> dict[str, str]:
+    """File name of the shard that holds each tensor."""
     if (snapshot / INDEX).is_file():
-        shard_of = read_index(snapshot / INDEX)
-        for shard in sorted({shard_of[name] for name in stored_names(wanted, shard_of).values()}):
-            if not (snapshot / shard).is_file():
-                raise WeightsError(f"{snapshot / shard} is missing, which {INDEX} names; fetch it again")
-    elif not (snapshot / SINGLE).is_file():
+        return read_index(snapshot / INDEX)
+    if not (snapshot / SINGLE).is_file():
         others = sorted(path.name for path in snapshot.iterdir() if path.suffix in OTHER_WEIGHTS)
         hint = f"; it has {others[0]}, which is not read: take a release in safetensors" if others else ""
         raise WeightsError(f"{snapshot} holds neither {INDEX} nor {SINGLE}{hint}")
+    with opened(snapshot / SINGLE, "np") as file:
+        return dict.fromkeys(file.keys(), SINGLE)
 
 
 def read_index(index: Path) -> dict[str, str]:
@@ -73,6 +93,34 @@ def read_index(index: Path) -> dict[str, str]:
         return {name: str(Path(shard)) for name, shard in dict(json.loads(index.read_text())["weight_map"]).items()}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise WeightsError(f"{index} is no readable list of tensors: {error!r}; fetch it again") from error
+
+
+@contextmanager
+def opened(path: Path, framework: str) -> Iterator[Any]:
+    """A file of tensors, which are read as those of "pt" or "np". Raises WeightsError, in the body too."""
+    try:
+        with safe_open(path, framework=framework) as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} {_wrong_with(path, error)}; fetch it again") from error
+
+
+def _wrong_with(path: Path, error: Exception) -> str:
+    """What is wrong with a file of tensors."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(POINTER))
+    except OSError as unreadable:
+        return f"cannot be read: {unreadable.strerror}"
+    if start == POINTER:
+        return "is a pointer that Git left where it did not fetch the file (`git lfs pull` does)"
+    return f"is damaged or incomplete: {error}"
+
+
+def some_of(names: list[str]) -> str:
+    """The first five, and how many more there are."""
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + rest
 
 
 def stored_names(wanted: Iterable[str], stored: Iterable[str]) -> dict[str, str]:

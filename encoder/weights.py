@@ -6,22 +6,19 @@ import hashlib
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from encoder.errors import WeightsError
-from encoder.snapshots import INDEX, PROCESSOR_FILES, SINGLE, check_files, read_index, stored_names
+from encoder.snapshots import INDEX, PROCESSOR_FILES, locate_tensors, opened, some_of
 
 MAX_SHARD_BYTES = 2 * 2**30
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
-POINTER = b"version https://git-lfs"  # what a clone without Git LFS has in a large file's place
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a shard, in `weights_digest`
 
 
@@ -57,79 +54,38 @@ def load_tensors(snapshot: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[
         WeightsError: names the tensors that are missing, of another shape, quantised or not finite, or the file that
             can't be read.
     """
-    check_files(snapshot, shapes)
-    shard_of = _shards(snapshot)
-    stored_as = stored_names(shapes, shard_of)
-    missing = sorted(shapes.keys() - stored_as.keys())
-    if missing:
-        raise WeightsError(f"{snapshot}: {len(missing)} tensors are missing: {_some(missing)}")
-    shards: dict[str, list[str]] = defaultdict(list)
-    for name, stored_name in stored_as.items():
-        shards[shard_of[stored_name]].append(name)
+    shards: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, (shard, stored_as) in locate_tensors(snapshot, shapes).items():
+        shards[shard][name] = stored_as
     tensors: dict[str, torch.Tensor] = {}
     misshapen, no_floats, not_finite = [], [], []
     for shard, names in sorted(shards.items()):
-        with _opened(snapshot / shard) as file:
-            for name in names:
-                stored = tuple(file.get_slice(stored_as[name]).get_shape())
-                if stored != shapes[name]:
-                    misshapen.append(f"{name} is {list(stored)}, not {list(shapes[name])}")
+        with opened(snapshot / shard, "pt") as file:
+            for name, stored_as in names.items():
+                shape = tuple(file.get_slice(stored_as).get_shape())
+                if shape != shapes[name]:
+                    misshapen.append(f"{name} is {list(shape)}, not {list(shapes[name])}")
                     continue
-                tensor = tensors[name] = file.get_tensor(stored_as[name])
+                tensor = tensors[name] = file.get_tensor(stored_as)
                 if tensor.dtype not in DTYPES:
                     no_floats.append(f"{name} is {str(tensor.dtype).removeprefix('torch.')}")
                 elif not _is_finite(tensor):
                     not_finite.append(name)
     if misshapen:
-        raise WeightsError(f"{snapshot}: {len(misshapen)} tensors have another shape: {_some(misshapen)}")
+        raise WeightsError(f"{snapshot}: {len(misshapen)} tensors have another shape: {some_of(misshapen)}")
     if no_floats:  # their scales lie elsewhere, if anywhere: taken as they stand they would give wrong embeddings
         raise WeightsError(
-            f"{snapshot}: {len(no_floats)} tensors are quantised: {_some(no_floats)}; take a checkpoint whose vision "
+            f"{snapshot}: {len(no_floats)} tensors are quantised: {some_of(no_floats)}; take a checkpoint whose vision "
             f"part is in bfloat16, float16 or float32"
         )
     if not_finite:  # one picture in a thousand may meet them
-        raise WeightsError(f"{snapshot}: {len(not_finite)} tensors hold NaN or infinity: {_some(not_finite)}")
+        raise WeightsError(f"{snapshot}: {len(not_finite)} tensors hold NaN or infinity: {some_of(not_finite)}")
     return tensors
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     """In one pass that keeps nothing: 0.4 s for 400 million numbers on one core, where `isfinite` takes 3 to 7."""
     return not tensor.numel() or all(bool(end.isfinite()) for end in torch.aminmax(tensor))
-
-
-def _shards(snapshot: Path) -> dict[str, str]:
-    """File name of the shard that holds each tensor."""
-    if (snapshot / INDEX).is_file():
-        return read_index(snapshot / INDEX)
-    with _opened(snapshot / SINGLE) as file:
-        return dict.fromkeys(file.keys(), SINGLE)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A file of tensors. Raises WeightsError where it can't be read, in the body too."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} {_wrong_with(path, error)}; fetch it again") from error
-
-
-def _wrong_with(path: Path, error: Exception) -> str:
-    """What is wrong with a file of tensors."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(len(POINTER))
-    except OSError as unreadable:
-        return f"cannot be read: {unreadable.strerror}"
-    if start == POINTER:
-        return "is a pointer that Git left where it did not fetch the file (`git lfs pull` does)"
-    return f"is damaged or incomplete: {error}"
-
-
-def _some(names: list[str]) -> str:
-    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + rest
 
 
 def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
-from encoder.snapshots import check_files, download, read_config
+from encoder.snapshots import download, locate_tensors, read_config
 
 if TYPE_CHECKING:
     from encoder.adapters.base import EncoderAdapter
@@ -130,16 +130,16 @@ def load_adapter(config: EncoderConfig) -> EncoderAdapter:
 
 
 def check_model(config: EncoderConfig) -> EncoderAdapter:
-    """The torch-free adapter, after a look whether the files of weights are here: in milliseconds, and unread.
+    """The torch-free adapter, after a look whether the weights are all here: in milliseconds, and unread.
 
     Raises:
         ConfigError: what no worker could load.
-        WeightsError: a checkpoint without the files that hold its tensors.
+        WeightsError: a checkpoint without some of its tensors, or the files that hold them.
     """
     model = resolve_model(config.model)
     adapter = model.adapter(config)
     if model.snapshot is not None:
-        check_files(model.snapshot, adapter.weight_shapes())
+        locate_tensors(model.snapshot, adapter.weight_shapes())
     return adapter
 
 

@@ -15,6 +15,7 @@ import pytest
 import ray
 import torch
 from fakes import tiny_config
+from safetensors.torch import save_file
 
 from cluster import EncoderPool
 from cluster.cli import main
@@ -193,10 +194,10 @@ def test_an_unknown_model_is_refused_before_anything_starts() -> None:
 
 
 def test_a_worker_that_cannot_load_fails_the_start_with_its_reason(ray_cluster: None, tmp_path: Path) -> None:
-    config = load_adapter(tiny_config().worker.encoder).checkpoint_config()
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(WeightsError, match=r"worker-0 could not start: WeightsError: .*safetensors"):
+    adapter = load_adapter(tiny_config().worker.encoder)
+    (tmp_path / "config.json").write_text(json.dumps(adapter.checkpoint_config()))
+    save_file({name: torch.zeros(1) for name in adapter.weight_shapes()}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"worker-0 could not start: WeightsError: .*another shape"):
         EncoderPool.start(tiny_config(model=str(tmp_path), num_workers=1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,9 @@ def test_missing_and_misshapen_tensors_are_named(snapshot: Path, shapes: dict[st
     stored = json.loads(index.read_text())
     del stored["weight_map"]["resampler.query"]
     index.write_text(json.dumps(stored))
-    with pytest.raises(WeightsError, match=r"1 tensors are missing: resampler\.query"):
-        load_tensors(snapshot, shapes)
+    for read in (partial(load_tensors, snapshot, shapes), partial(check_model, EncoderConfig(model=str(snapshot)))):
+        with pytest.raises(WeightsError, match=r"1 tensors are missing: resampler\.query"):
+            read()
     wider = shapes | {"resampler.proj": (512, 512)}
     del wider["resampler.query"]
     with pytest.raises(WeightsError, match=r"resampler\.proj is \[256, 256\], not \[512, 512\]"):
@@ -166,6 +168,9 @@ def test_a_checkpoint_that_was_fetched_in_part_says_what_to_do(
         path.write_bytes(shard)
     with pytest.raises(WeightsError, match=said):
         load_tensors(snapshot, shapes)
+    if whole or shard is None:  # what a list of tensors tells, no worker need be started for
+        with pytest.raises(WeightsError, match=said):
+            check_model(EncoderConfig(model=str(snapshot)))
 
 
 @pytest.mark.parametrize("damage", ["truncate", "garbage", "no_index", "bad_index", "odd_index", "deep_index"])
