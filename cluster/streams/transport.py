@@ -169,7 +169,12 @@ class RayTransport:
         try:
             with self.gate:
                 self._follow()
-                answer = ray.get(self._router.ask.remote(to_bytes(tuple(ask))), timeout=self._timeout_s)
+                call = self._router.ask.remote(to_bytes(tuple(ask)))
+                try:
+                    answer = ray.get(call, timeout=self._timeout_s)
+                except BaseException:  # Ctrl-C, or it takes too long: the leases come all the same
+                    call.future().add_done_callback(self._return_leases)
+                    raise
                 return Answer._make(from_bytes(answer))
         except ActorDiedError as error:  # not one that restarts: somebody has ended the pool
             raise PoolClosedError("the pool was ended: its router is gone") from error
@@ -180,6 +185,13 @@ class RayTransport:
                 message=f"the router does not answer ({type(error).__name__})",
             )
             return Answer(0, [away] * len(ask.which))
+
+    def _return_leases(self, late: Future[bytes]) -> None:
+        """Of an answer that nobody waits for any more: in force, they would keep others from their workers."""
+        if late.exception() is None:
+            answer = Answer._make(from_bytes(late.result()))
+            with suppress(PoolClosedError):
+                self.release(range(answer.first, answer.first + len(answer.entries)))
 
     def _follow(self) -> None:
         """Ask the router now and then who is there, without waiting for the answer."""
