@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -77,13 +76,14 @@ def run_up(parsed: argparse.Namespace) -> int:
         config = parse_config({**config.model_dump(), "name": parsed.name}, source="up")
 
     from cluster.lifecycle.head import raising_pool, running_head, start_head, stop_unused
+    from cluster.lifecycle.nodes import cpus_for
 
     address = config.ray_address or os.environ.get("RAY_ADDRESS")
     started = _Started()
     try:
         with raising_pool():
             if not address and running_head() is None:
-                started.head = start_head(max(os.cpu_count() or 1, _most_cpus(config)), say=_say)
+                started.head = start_head(cpus_for(config.worker_groups), say=_say)
             status, url = _raise(config, address, serve=parsed.serve, started=started)
     except BaseException:
         if started.head is not None and started.unused:
@@ -249,16 +249,6 @@ def _choose(name: str | None) -> str:
     if len(pools) > 1:
         raise ConfigError(f"name a pool, this cluster has {', '.join(pools)}")
     return pools[0]
-
-
-def _most_cpus(config: PoolConfig) -> int:
-    """CPUs that the pool may come to reserve."""
-    return math.ceil(
-        sum(
-            group.cpus_per_worker * (group.autoscale.max_workers if group.autoscale else group.num_workers)
-            for group in config.worker_groups
-        )
-    )
 
 
 def _whole(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import socket
@@ -17,6 +16,7 @@ from cluster.config import PoolConfig
 from cluster.interrupts import keeping_sigterm
 from cluster.lifecycle.entrypoint import readable_entrypoint
 from cluster.lifecycle.head import running_head
+from cluster.lifecycle.nodes import cpus_for
 from encoder.errors import WorkerStartError
 
 logger = logging.getLogger(__name__)
@@ -136,14 +136,16 @@ def _attach(address: str, *, show_logs: bool) -> OwnRay:
     if head is not None and head.address == address:
         restore = {name: os.environ.get(name) for name in head.environment}
         os.environ.update(head.environment)
-        _read_authentication_anew()
-    _reach(address)  # else its authentication is the user's affair
+        _read_authentication_anew()  # that of other clusters is the user's affair
     try:
+        _reach(address)
         with keeping_sigterm(), readable_entrypoint():
             ray.init(address=address, namespace="encpool", logging_level=logging.WARNING, log_to_driver=show_logs)
-    except (ValueError, RuntimeError, OSError) as error:
+    except BaseException as error:
         OwnRay(restore).end()
-        raise WorkerStartError(f"no Ray cluster at {address!r}: {error}; start one, or leave it out") from error
+        if isinstance(error, ValueError | RuntimeError | OSError):
+            raise WorkerStartError(f"no Ray cluster at {address!r}: {error}; start one, or leave it out") from error
+        raise
     return OwnRay(restore)
 
 
@@ -171,13 +173,12 @@ def _connect(config: PoolConfig) -> OwnRay:
         os.environ["RAY_AUTH_TOKEN"] = _TOKEN
         _read_authentication_anew()
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it announces the token at each start
-    num_cpus = math.ceil(config.num_workers * config.cpus_per_worker)
     try:
         with keeping_sigterm(), readable_entrypoint():
             ray.init(
                 address="local",
                 namespace="encpool",
-                num_cpus=max(os.cpu_count() or 1, num_cpus),  # more workers than cores share them
+                num_cpus=cpus_for(config.worker_groups),
                 include_dashboard=False,
                 logging_level=logging.WARNING,
             )
@@ -188,11 +189,11 @@ def _connect(config: PoolConfig) -> OwnRay:
 
 
 def _reach(address: str) -> None:
-    """Raises WorkerStartError when nobody listens at `host:port`: Ray itself would try for many minutes."""
+    """Raises OSError when nobody listens at `host:port`: Ray itself would try for many minutes."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or "/" in host:
         return  # "auto", a local cluster's address file, Ray's client protocol
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
-        raise WorkerStartError(f"no Ray cluster at {address!r}: {error}; start one, or leave it out") from error
+    except OverflowError as error:
+        raise OSError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,6 +60,18 @@ def demand_of(group: GroupConfig) -> dict[str, float]:
     if group.worker.device == "cuda":
         demand["GPU"] = group.gpu_share
     return {name: need for name, need in demand.items() if need > 0} or {"memory": 1.0}
+
+
+def cpus_for(groups: Iterable[GroupConfig]) -> int:
+    """CPUs of a cluster of one's own on this machine: all cores, or what the workers may come to reserve.
+
+    More workers than cores share them.
+    """
+    most = sum(
+        group.cpus_per_worker * (group.autoscale.max_workers if group.autoscale else group.num_workers)
+        for group in groups
+    )
+    return max(os.cpu_count() or 1, math.ceil(most))
 
 
 def check_total(groups: Sequence[GroupConfig], total: Resources) -> None:

@@ -14,7 +14,9 @@ import ray
 from fakes import tiny_config
 from ray.exceptions import ActorUnavailableError, GetTimeoutError
 
+from cluster.config import PoolConfig
 from cluster.lifecycle import local_ray
+from cluster.lifecycle.head import Head
 from cluster.lifecycle.launching import RayCrew
 from cluster.lifecycle.roster import Roster
 from cluster.routing.leases import pack
@@ -36,6 +38,7 @@ class FakeRay:
 
     def init(self, **options: Any) -> None:
         self.num_starts += 1
+        self.options = options
         self.settings = {name: os.environ.get(name) for name in local_ray.NOTICE_DEATHS}
         if self.failure is not None:
             raise self.failure
@@ -61,6 +64,16 @@ def test_pools_share_the_ray_that_the_first_one_started_and_the_last_one_ends_it
     assert third is not None
     third.shutdown()
     assert (fake.num_starts, fake.num_ends) == (2, 2)
+
+
+def test_a_local_ray_has_the_cores_that_each_group_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay(monkeypatch)
+    groups = [{"name": "small", "num_workers": 1}, {"name": "big", "num_workers": 2, "cpus_per_worker": 4000}]
+    worker = {"encoder": {"model": "tiny-minicpmv-2.6"}}
+    own = local_ray.connect(PoolConfig.model_validate({"groups": groups, "worker": worker}))
+    assert fake.options["num_cpus"] == 8001
+    assert own is not None
+    own.shutdown()
 
 
 @pytest.mark.parametrize("connect", [lambda: local_ray.connect(tiny_config()), lambda: local_ray.attach("a cluster")])
@@ -94,6 +107,24 @@ def test_an_address_where_nobody_listens_is_an_error_at_once(monkeypatch: pytest
         with pytest.raises(WorkerStartError, match=f"no Ray cluster at '{address}'"):
             local_ray.connect(tiny_config(ray_address=address))
     assert fake.num_starts == 0
+
+
+@pytest.mark.parametrize("failure", [ConnectionError("not running"), KeyboardInterrupt()])
+def test_what_a_head_of_ours_needs_of_the_environment_goes_when_it_is_not_reached(
+    monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    def unreachable(address: str) -> None:
+        raise failure
+
+    head = Head(address="127.0.0.1:6379", pid=1, born="", temp_dir="", token_file="/token")
+    FakeRay(monkeypatch)
+    monkeypatch.setattr(local_ray, "running_head", lambda: head)
+    monkeypatch.setattr(local_ray, "_read_authentication_anew", lambda: None)
+    monkeypatch.setattr(local_ray, "_reach", unreachable)
+    before = dict(os.environ)
+    with pytest.raises((WorkerStartError, KeyboardInterrupt)):
+        local_ray.attach()
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("failure", [ValueError("invalid format"), ConnectionError("not running"), RuntimeError("odd")])

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from fakes import tiny_config
 
 from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
-from cluster.lifecycle.nodes import NodeRoom, check_total, choose_node, crowded_gpus, demand_of, settle_groups
+from cluster.lifecycle.nodes import (
+    NodeRoom,
+    check_total,
+    choose_node,
+    cpus_for,
+    crowded_gpus,
+    demand_of,
+    settle_groups,
+)
 from encoder.errors import WorkerStartError
 
 CLUSTER = {"CPU": 16.0, "GPU": 4.0, "disk": 1.0}
@@ -38,6 +48,15 @@ def test_cpu_workers_share_the_cores_and_gpu_workers_leave_them_to_decoding() ->
     cpu, gpu = groups({"worker": {"device": "cpu"}}, {})
     assert (cpu.worker.torch_threads, gpu.worker.torch_threads) == (4, 1)
     assert cpu.worker.decode_threads == gpu.worker.decode_threads == 4
+
+
+def test_a_cluster_of_ones_own_has_cores_for_what_each_group_may_come_to_reserve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    limits = {"min_workers": 1, "max_workers": 3}
+    assert cpus_for(groups({"cpus_per_worker": 0.25})) == 4
+    assert cpus_for(groups({"cpus_per_worker": 8}, {"cpus_per_worker": 1.5, "autoscale": limits})) == 21
 
 
 @pytest.mark.parametrize(
