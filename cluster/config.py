@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -24,6 +25,17 @@ MAY_DIFFER = {
     "eager_patches",
 }  # fmt: skip
 """What workers with the same model may have apart: how they compute, not what."""
+
+IN_YAML = {
+    "tuple_type": "input should be a list",
+    "dict_type": "input should be a map of keys",
+    "model_type": "input should be a map of keys",
+    "byte_size": "input should be a number of bytes, such as 268435456 or 256MiB",
+}
+"""What pydantic says in Python's words, or not at all, by the type of its error."""
+
+OF_A_UNION = re.compile(r"bool|(literal|tuple|dict)\[.*")
+"""What pydantic adds to a key's path where several types fit: which of them it tried."""
 
 MAX_S = 1e6  # threads cannot wait for ever longer: some eleven days are as good
 
@@ -87,7 +99,7 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     """Items a stream has read and not yet handed out, results that wait for an earlier one included. None: half as
     many again as its calls to all workers carry, 256 at least."""
 
-    max_in_flight_bytes: int = Field(default=256 * 2**20, ge=1)
+    max_in_flight_bytes: ByteSize = Field(default=ByteSize(256 * 2**20), ge=1)
     """Encoded bytes a stream holds for items without a result. One item always fits."""
 
     max_shared_bytes: ByteSize = Field(default=ByteSize(4 * 2**30), ge=0)
@@ -221,7 +233,7 @@ def parse_config(data: object, *, source: str) -> PoolConfig:
 
 
 def _explain(detail: ErrorDetails) -> str:
-    where = ".".join(str(part) for part in detail["loc"])
+    where = ".".join(str(part) for part in detail["loc"] if not OF_A_UNION.fullmatch(str(part)))
     if detail["type"] == "extra_forbidden":
         *parents, key = detail["loc"]
         if _is_setting([*parents, *str(key).split(".")]):
@@ -235,7 +247,7 @@ def _explain(detail: ErrorDetails) -> str:
         return f"unknown key '{where}', known here: {', '.join(known)}"
     if detail["type"] == "missing":
         return f"key '{where}' is missing"
-    text = detail["msg"].removeprefix("Value error, ")
+    text = IN_YAML.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
     message = text[0].lower() + text[1:]
     shown = "" if isinstance(detail["input"], Mapping | list | tuple) else f", got {detail['input']!r}"
     return f"{where}: {message}{shown}"

@@ -30,10 +30,10 @@ def _custom(resources: dict[str, float]) -> dict[str, float]:
     return resources
 
 
-Amount = Annotated[float, Field(ge=0, le=1e9), AfterValidator(_countable)]
-"""Of a resource, as Ray reserves it."""
+Amount = Annotated[float, Field(ge=0), AfterValidator(_countable)]
+"""Of a resource, as Ray reserves it. Each use says the most: a bound here would replace it."""
 
-Resources = Annotated[dict[str, Amount], AfterValidator(_custom)]
+Resources = Annotated[dict[str, Annotated[Amount, Field(le=1e9)]], AfterValidator(_custom)]
 """Custom resources of a Ray cluster by name."""
 
 

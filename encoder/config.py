@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, Field, ValidationInfo, field_validator, model_validator
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Output = Literal["patches", "pooled"]
@@ -29,7 +29,7 @@ class VideoConfig(BaseModel, frozen=True, extra="forbid"):
     max_group_frames: int | None = Field(default=None, ge=1, le=6)
     """Frames that share one block of tokens when a clip is long (MiniCPM-V 4.5). None: 3."""
 
-    max_bytes: int = Field(default=2**30, ge=1)
+    max_bytes: ByteSize = Field(default=ByteSize(2**30), ge=1)
     """Bytes an encoded video may have."""
 
     max_duration_s: float = Field(default=3600.0, gt=0)
@@ -89,7 +89,7 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
     max_pixels: int = Field(default=89_478_485, ge=1)
     """Pixels an image may have; checked before it is decoded."""
 
-    max_bytes: int = Field(default=64 * 2**20, ge=1)
+    max_bytes: ByteSize = Field(default=ByteSize(64 * 2**20), ge=1)
     """Bytes an encoded image may have."""
 
     resize_pixels: tuple[int, int] | None = None

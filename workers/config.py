@@ -26,7 +26,7 @@ class WorkerConfig(BaseModel, frozen=True, extra="forbid"):
     max_queue_ms: float = Field(default=2_000.0, gt=0)
     """Predicted GPU milliseconds of work that may wait; more is refused at the door. One item always fits."""
 
-    max_queue_bytes: int = Field(default=2**30, ge=1)
+    max_queue_bytes: ByteSize = Field(default=ByteSize(2**30), ge=1)
     """Bytes that this work may hold, as it came and as patches; more is refused at the door. One item always fits."""
 
     batch_patience_s: float = Field(default=5.0, ge=0)
@@ -62,8 +62,12 @@ class WorkerConfig(BaseModel, frozen=True, extra="forbid"):
 
     @field_validator("device")
     @classmethod
-    def _has_precision(cls, device: str, others: ValidationInfo) -> str:
+    def _can_compute(cls, device: str, others: ValidationInfo) -> str:
         encoder: EncoderConfig | None = others.data.get("encoder")
-        if device == "cpu" and encoder is not None and encoder.precision == "fp8":
+        if device != "cpu" or encoder is None:
+            return device
+        if encoder.precision == "fp8":
             raise ValueError("encoder.precision fp8 needs a GPU (Hopper or later); leave it out")
+        if encoder.attention not in ("auto", "sdpa"):
+            raise ValueError(f"encoder.attention {encoder.attention} needs a GPU; leave it out")
         return device

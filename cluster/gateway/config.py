@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ByteSize, Field
 
 from cluster.groups import Amount
 
@@ -47,19 +47,19 @@ class GatewayConfig(BaseModel, frozen=True, extra="forbid"):
     """Answer a token's items from the workers' caches only with what the same token sent before: otherwise the time
     of an answer tells that somebody else has sent the same picture."""
 
-    max_request_bytes: int = Field(default=256 * 2**20, ge=1)
+    max_request_bytes: ByteSize = Field(default=ByteSize(256 * 2**20), ge=1)
     """Bytes of a request's body."""
 
     max_request_items: int = Field(default=256, ge=1, le=65_536)
     """Items of a request."""
 
-    max_answer_bytes: int = Field(default=256 * 2**20, ge=1)
+    max_answer_bytes: ByteSize = Field(default=ByteSize(256 * 2**20), ge=1)
     """Bytes of tokens in an answer that is not streamed."""
 
     max_open_items: int = Field(default=1024, ge=1)
     """Items of all requests that are not answered yet; beyond it requests are refused with 429. One always fits."""
 
-    max_open_bytes: int = Field(default=1024 * 2**20, ge=1)
+    max_open_bytes: ByteSize = Field(default=ByteSize(1024 * 2**20), ge=1)
     """Bytes of all requests under way, their tokens included. One request always fits."""
 
     requests_per_s: float | None = Field(default=None, gt=0, le=1e6)

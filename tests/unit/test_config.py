@@ -7,9 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ByteSize
 
 from cluster.config import PoolConfig, load_config
+from cluster.gateway.config import GatewayConfig, MediaUrlConfig
+from cluster.groups import AutoscaleConfig, GroupConfig
+from cluster.planning.replan_config import ReplanConfig
+from encoder.config import EncoderConfig, VideoConfig
 from encoder.errors import ConfigError
+from workers.config import WorkerConfig
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 GOOD = "num_workers: 2\nworker: {encoder: {model: tiny-minicpmv-2.6}}\n"
@@ -62,12 +68,19 @@ def test_we_ship_the_three_configs_of_the_readme() -> None:
         (GOOD.replace("worker: {", "worker: {port: 1, "), "unknown key 'worker.port', did you mean 'gateway.port'?"),
         (GOOD + "num_workers: 3\n", "key 'num_workers' stands there twice"),
         (GOOD.replace("2.6}", "2.6, precision: fp8}, device: cpu"), "worker.device: encoder.precision fp8 needs a"),
+        (GOOD.replace("2.6}", "2.6, attention: cudnn}, device: cpu"), "worker.device: encoder.attention cudnn needs a"),
         (GOOD.replace("2.6}", "2.6, precision: fp8, dtype: float16}"), "precision: goes with dtype bfloat16, not"),
         ("num_workers: 2\n", "key 'worker' is missing"),
         (GOOD.replace("2\n", "two\n"), "num_workers: input should be a valid integer"),
         (GOOD.replace("2\n", "0\n"), "num_workers: input should be greater than or equal to 1, got 0"),
         (GOOD + "start_timeout_s: .inf\n", "start_timeout_s: input should be less than or equal to 1000000, got inf"),
         (GOOD + "cpus_per_worker: .inf\n", "cpus_per_worker: input should be less than or equal to"),
+        (GOOD + "gpu_share: 2\n", "gpu_share: input should be less than or equal to 1, got 2"),
+        (
+            GROUPS.replace("cpus_per_worker: 8", "gpu_share: 2"),
+            "groups.1.gpu_share: input should be less than or equal",
+        ),
+        (GOOD + "cpus_per_worker: 5000\n", "cpus_per_worker: input should be less than or equal to 4096, got 5000"),
         (GOOD + "silent_timeout_s: 0.5\n", "silent_timeout_s: must be above worker.report_interval_s, which is 1"),
         (GOOD.replace("worker: {", "worker: {report_interval_s: 60, "), "silent_timeout_s: must be above"),
         (GOOD.replace("worker: {", "worker: {replays_in_flight: 4, "), "less than or equal to 3, got 4"),
@@ -76,7 +89,7 @@ def test_we_ship_the_three_configs_of_the_readme() -> None:
         (GOOD + "worker: " + "[" * 5000, "pool.yaml: not YAML: maximum recursion depth exceeded"),
         (
             GOOD + "resources: {disk: .nan}\n",
-            "resources.disk: input should be less than or equal to 1000000000, got nan",
+            "resources.disk: input should be greater than or equal to 0, got nan",
         ),
         (GOOD + "resources: {disk: -1}\n", "resources.disk: input should be greater than or equal to 0, got -1"),
         (GOOD + "resources: {CPU: 1}\n", "resources: 'CPU' is no custom resource of a cluster; say cpus_per_worker"),
@@ -93,7 +106,12 @@ def test_we_ship_the_three_configs_of_the_readme() -> None:
             GOOD + "autoscale: {min_workers: 3, max_workers: 2}\n",
             "autoscale: min_workers must not be above max_workers",
         ),
-        (GOOD + "groups: [2]\n", "groups.0: input should be a valid dictionary"),
+        (GOOD + "groups: [2]\n", "groups.0: input should be a map of keys, got 2"),
+        (GOOD.replace("worker: {", "worker:\nx: {"), "worker: input should be a map of keys, got None"),
+        (GOOD + "gateway: {media_urls: {hosts: a.org}}\n", "gateway.media_urls.hosts: input should be a list, got"),
+        (GOOD.replace("2.6}", "2.6, token_budgets: 64}"), "worker.encoder.token_budgets: input should be a list, got"),
+        (GOOD + "replan: {enabled: maybe}\n", "replan.enabled: input should be 'auto', got 'maybe'"),
+        (GOOD + "max_in_flight_bytes: lots\n", "a number of bytes, such as 268435456 or 256MiB, got 'lots'"),
         ("", "a configuration is a map of keys such as 'num_workers: 2', got nothing"),
         ("- 1\n", "got a list"),
     ],
@@ -102,6 +120,26 @@ def test_a_config_that_cannot_work_is_refused_with_help(tmp_path: Path, text: st
     refused = refusal(tmp_path, text)
     assert message in refused
     assert refused.startswith("pool.yaml: ")
+
+
+def test_every_bound_of_a_field_counts() -> None:
+    """Of two of a kind, one in a type and one where the type is used, pydantic takes the type's."""
+    models = [PoolConfig, GroupConfig, AutoscaleConfig, ReplanConfig, WorkerConfig, EncoderConfig, VideoConfig]
+    for model in [*models, GatewayConfig, MediaUrlConfig]:
+        for name, field in model.model_fields.items():
+            kinds = [type(bound) for bound in field.metadata]
+            assert len(set(kinds)) == len(kinds), f"{model.__name__}.{name}"
+
+
+def test_bytes_are_a_number_or_a_size_wherever_they_are_asked_for(tmp_path: Path) -> None:
+    for model in (PoolConfig, WorkerConfig, EncoderConfig, VideoConfig, GatewayConfig):
+        sizes = {name: field.annotation for name, field in model.model_fields.items() if name.endswith("_bytes")}
+        assert sizes
+        assert set(sizes.values()) == {ByteSize}, model
+    path = tmp_path / "pool.yaml"
+    path.write_text(GOOD + "gateway: {max_request_bytes: 256MiB, max_open_bytes: 1000}\n")
+    gateway = load_config(path).gateway
+    assert (gateway.max_request_bytes, gateway.max_open_bytes) == (256 * 2**20, 1000)
 
 
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
