@@ -18,7 +18,8 @@ def add(commands: Commands) -> None:
         "serve",
         help="encode over HTTP",
         description="Start a pool and an HTTP gateway before it, and serve until Ctrl-C or SIGTERM, which lets "
-        "requests under way end. GET / shows what it does, GET /docs what it takes.",
+        "requests under way end, or until the pool of --pool is ended. GET / shows what it does, GET /docs what it "
+        "takes.",
     )
     source = serve.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="a pool's YAML configuration")

@@ -6,19 +6,23 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
 from cluster.lifecycle.processes import settle
 from cluster.pool import EncoderPool
+from encoder.errors import WorkerLostError
 from workers import spans
+
+LOOK_S = 5.0
 
 
 def serve(open_pool: Callable[[], AbstractContextManager[EncoderPool]], config: GatewayConfig) -> None:
     """Serve until SIGINT or SIGTERM, then drain; a second signal ends it at once.
 
-    Raises ConfigError when the address or the tokens file cannot be used, and what opening the pool raises.
+    Raises ConfigError when the address or the tokens file cannot be used, what opening the pool raises, and
+    PoolClosedError when somebody else has ended the pool.
     """
     spans.set_up("encpool-gateway")
     with GatewayThread(None, config) as gateway:  # it says 503 while the pool starts
@@ -30,7 +34,9 @@ def serve(open_pool: Callable[[], AbstractContextManager[EncoderPool]], config: 
                 print(f"serving {', '.join(pool.config.encoders)} on {gateway.url}", flush=True)
                 if config.tokens_file is None and config.host not in ("127.0.0.1", "localhost", "::1"):
                     _say("everybody who reaches this address may use it; set gateway.tokens_file")
-                stop.wait()
+                while not stop.wait(LOOK_S):
+                    with suppress(WorkerLostError):  # its router restarts
+                        pool.members()
             assert gateway.gateway is not None
             _say(f"draining: {gateway.gateway.num_requests} requests under way; once more ends it at once")
             if not gateway.drain():

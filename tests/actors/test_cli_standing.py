@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from subprocess import PIPE
 
 import msgpack
 import pytest
@@ -23,17 +24,23 @@ from cluster.lifecycle.local_ray import NOTICE_DEATHS
 from cluster.lifecycle.processes import born
 
 ROOT = Path(__file__).parents[2]
+ENCPOOL = (sys.executable, "-m", "cluster.cli")
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def encpool(tmp_path: Path) -> Iterator[Command]:
-    """Runs a command with a state directory of its own; at the end no pool is left."""
+def env(tmp_path: Path) -> dict[str, str]:
+    """A state directory of its own, and no Ray cluster."""
     env = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", *AUTH_VARIABLES)}
-    env["ENCPOOL_STATE_DIR"] = str(tmp_path / "state")
+    return {**env, "ENCPOOL_STATE_DIR": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def encpool(env: dict[str, str], tmp_path: Path) -> Iterator[Command]:
+    """Runs a command; at the end no pool is left."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cluster.cli", *arguments]
+        command = [*ENCPOOL, *arguments]
         return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=150)
 
     yield run
@@ -72,7 +79,7 @@ def half_a_request(url: str, picture: bytes) -> Iterator[Half]:
 
 @pytest.mark.timeout(400)
 def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
-    encpool: Command, tmp_path: Path, save_picture: Callable[..., Path]
+    encpool: Command, env: dict[str, str], tmp_path: Path, save_picture: Callable[..., Path]
 ) -> None:
     config = tmp_path / "pool.yaml"
     config.write_text(
@@ -94,6 +101,11 @@ def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
 
     noticing = environment_of("ray::GatewayActor", f"ENCPOOL_STATE_DIR={tmp_path / 'state'}").items()
     assert NOTICE_DEATHS.items() <= noticing  # it is a client of the pool, like a program that connects
+
+    command = [*ENCPOOL, "serve", "--pool", "photos", "--port", "0"]
+    foreground = subprocess.Popen(command, cwd=ROOT, env=env, stdout=PIPE, stderr=PIPE, text=True)
+    assert foreground.stdout is not None
+    assert foreground.stdout.readline().startswith("serving tiny-minicpmv-2.6 on http://127.0.0.1:")
 
     told = json.loads(encpool("status", "--json").stdout)
     assert (told["name"], told["num_ready"], told["workers"][0]["worker"]) == ("photos", 1, "worker-0")
@@ -123,6 +135,9 @@ def test_a_pool_is_raised_looked_at_and_ended_and_its_head_with_it(
     assert f"and the Ray head at {head.address} with it" in down.stdout
     assert born(head.pid) is None
     assert not Path(head.temp_dir).exists()
+    _, said = foreground.communicate(timeout=30)
+    assert foreground.returncode == 1, said
+    assert "encpool: error: pool 'photos' was ended" in said
     after = encpool("status")
     assert after.returncode == 1
     assert "no Ray cluster is named, and none was started by `encpool up`" in after.stderr
