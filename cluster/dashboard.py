@@ -72,6 +72,14 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...]]
             ),
             ("Replays", "ops", ((rate("replays_total", "graph"), "{{graph}}"),)),
             (
+                "GPU busy",
+                "percentunit",
+                (
+                    (rate("gpu_seconds_total", "worker"), "replays, {{worker}}"),
+                    (rate("eager_gpu_seconds_total", "worker"), "eager, {{worker}}"),
+                ),
+            ),
+            (
                 "GPU time, predicted over real",
                 "percentunit",
                 (

@@ -43,7 +43,7 @@ def _histogram(name: str, *labels: str, help: str) -> Metric:
 METRICS: tuple[Metric, ...] = (
     # What was asked and what came of it.
     _counter("items", "worker", "outcome", help="Items settled at a worker: encoded, cached or failed."),
-    _counter("tokens", "worker", help="Output rows handed out, those from the cache included."),
+    _counter("tokens", "worker", help="Output rows handed out, from the cache as well."),
     _histogram(
         "stage_seconds", "source", "stage", help="Time in each stage of an item's way; source: worker or client."
     ),
@@ -52,36 +52,38 @@ METRICS: tuple[Metric, ...] = (
     _counter("segment_misses", "worker", "reason", help="Segments that ran eagerly, by reason."),
     _counter("replays", "worker", "graph", help="Replays of a graph."),
     _counter("eager_runs", "worker", help="Runs without a graph."),
-    _counter("eager_gpu_seconds", "worker", unit="seconds", help="What those runs took on the device."),
+    _counter("eager_gpu_seconds", "worker", unit="seconds", help="What runs without a graph took on the device."),
     _counter("useful_patches", "worker", "graph", help="Patches of items in the replays of a graph."),
-    _counter("run_patches", "worker", "graph", help="Patches that those replays ran, padding included."),
+    _counter("run_patches", "worker", "graph", help="Patches that the replays of a graph ran, padding included."),
     _gauge("fill_ratio", "worker", unit="ratio", help="Useful patches over patches run, since the start."),
     _counter("predicted_gpu_seconds", "worker", "graph", unit="seconds", help="What replays were predicted to take."),
-    _counter("gpu_seconds", "worker", "graph", unit="seconds", help="What the same replays took on the device."),
+    _counter("gpu_seconds", "worker", "graph", unit="seconds", help="What replays took on the device."),
     _gauge("cost_error_ratio", "worker", unit="ratio", help="Median |predicted - real| / real of the latest runs."),
     _gauge("graphs", "worker", help="Graphs held."),
     _gauge("graph_bytes", "worker", unit="bytes", help="Device memory that the graphs take together."),
     _gauge("capture_seconds", "worker", unit="seconds", help="What capturing at the start took."),
     # Queues.
     _gauge("queue_seconds", "worker", unit="seconds", help="Predicted GPU time of the work admitted and not done."),
-    _gauge("queue_limit_seconds", "worker", unit="seconds", help="How much of it a worker takes before it refuses."),
-    _gauge("queue_bytes", "worker", unit="bytes", help="What that work came as, and its decoded patches."),
+    _gauge(
+        "queue_limit_seconds", "worker", unit="seconds", help="Predicted GPU time of work that a worker admits at most."
+    ),
+    _gauge("queue_bytes", "worker", unit="bytes", help="The work admitted and not done: as it came, and decoded."),
     _gauge("segments_waiting", "worker", help="Segments decoded and not started."),
     # The embedding cache.
     _counter("cache_items", "worker", "result", help="Look-ups: hit, join (an identical item was under way) or miss."),
     _counter("cache_evictions", "worker", help="Embeddings that had to make room."),
     _counter("cache_mismatches", "worker", help="Embeddings found with another size than the item's, and dropped."),
     _gauge("cache_entries", "worker", help="Embeddings kept."),
-    _gauge("cache_bytes", "worker", unit="bytes", help="Host memory that they take."),
-    _gauge("cache_limit_bytes", "worker", unit="bytes", help="Host memory that they may take."),
+    _gauge("cache_bytes", "worker", unit="bytes", help="Host memory of the embeddings kept."),
+    _gauge("cache_limit_bytes", "worker", unit="bytes", help="Host memory that embeddings may take."),
     # The pool and its router.
     _gauge("workers", "state", help="Workers by state."),
     _gauge("workers_leasable", help="Workers that get leases."),
     _counter("leases_asked", help="Items that clients asked the router to place."),
-    _counter("leases_refused", help="Those for which no worker had room."),
+    _counter("leases_refused", help="Items for which no worker had room."),
     _counter("leases_to_cache", help="Items sent to the worker that has them in its cache."),
     _gauge("leases_in_flight", "worker", help="Leases not settled."),
-    _gauge("in_flight_seconds", "worker", unit="seconds", help="Predicted GPU time of those leases."),
+    _gauge("in_flight_seconds", "worker", unit="seconds", help="Predicted GPU time of the leases not settled."),
     # Clients.
     _counter("client_items", "source", "outcome", help="Items that ended at a client: ok, or the error's type."),
     _counter("retries", "source", "reason", help="Items that a client sent once more, by reason."),

@@ -237,6 +237,11 @@ def test_ray_hears_no_more_of_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
     assert export(ready, asked) == [], "a counter goes on from where it was"
 
 
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_every_help_can_be_read_without_its_neighbours(metric: Metric) -> None:
+    assert not re.search(r"\b(those|they|same|of it)\b", metric.help, re.IGNORECASE)
+
+
 # --- the dashboard ---
 
 DASHBOARD = Path(__file__).parents[2] / "configs/grafana-dashboard.json"
@@ -266,6 +271,7 @@ def test_the_dashboard_asks_for_names_of_the_list_alone() -> None:
         re.findall(r"\$\{prefix\}encpool_", "".join(expressions()))
     )
     assert len(asked) > 20
+    assert {"encpool_gpu_seconds_total", "encpool_eager_gpu_seconds_total"} <= asked, "how busy the GPUs are"
 
 
 def test_the_dashboard_groups_by_labels_that_its_metrics_have() -> None:
