@@ -22,7 +22,7 @@ from workers.config import WorkerConfig
 from workers.messages import Beat, EncodeBatch, EncodeResult, Heard, WorkerReport, WorkerState, WorkerStats
 from workers.metrics import samples_of
 from workers.priority import Priority
-from workers.process import keep_freed_memory, set_up_process
+from workers.process import FreedMemory, keep_freed_memory, set_up_process
 from workers.ray_metrics import RayExporter
 from workers.slabs import SlabMaps, encode_lent
 
@@ -113,12 +113,14 @@ class EncoderWorkerActor:
         settled: list[int] = []
         looked_s = time.monotonic()  # after clients that were killed
         told = WorkerStats()
+        freed = FreedMemory()
         while self._worker.wait_started(self._interval_s) is WorkerState.STARTING:
             pass
         while True:
             report = self._worker.report()
             self._exporter.export(partial(samples_of, report))
             self._slabs.sweep()
+            freed.look(report.stats.num_items)
             try:
                 if registered != (report.state, report.graphs):
                     ray.get(self._router.register.remote(report), timeout=ROUTER_TIMEOUT_S)
