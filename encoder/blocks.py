@@ -68,8 +68,9 @@ class BlockPool:
             self.num_bytes -= len(self._free.pop(0))
         if self.num_bytes + size > self._limit_bytes:
             return None
-        self.num_bytes += size
-        return Block(torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned), self._home)
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        self.num_bytes += size  # only now: where there was no memory, there is no block
+        return Block(memory, self._home)
 
     def _come_home(self) -> None:
         while self._home:

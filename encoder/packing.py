@@ -9,7 +9,6 @@ eager run joins segments that have the same axis keys to choose from.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -92,11 +91,11 @@ class GraphTable:
         self._axis_choices = axis_choices
         self._measure = measure
         self._missing = dict(missing or {})
-        self.ladders: dict[AxisKeys, list[GraphView]] = defaultdict(list)
+        self.ladders: dict[AxisKeys, list[GraphView]] = {}
         for view in sorted(views, key=lambda view: view.key.token_budget):
             self.book.note(view.key, view.cost_ms)
             known = replace(view, cost_ms=self.book.cost_ms(view.key) or view.cost_ms)
-            self.ladders[view.key.axis_keys].append(known)
+            self.ladders.setdefault(view.key.axis_keys, []).append(known)
         self._homes: dict[Grid, tuple[AxisKeys | None, MissReason | None]] = {}
         self._choices: dict[Grid, list[AxisKeys]] = {}
 
@@ -107,7 +106,7 @@ class GraphTable:
 
     def correct(self, key: GraphKey, elapsed_ms: float, num_patches: int) -> float:
         """Learn from a replay of so many useful rows; returns what was predicted for it."""
-        ladder = self.ladders[key.axis_keys]
+        ladder = self.ladders.get(key.axis_keys, [])
         index = next((index for index, view in enumerate(ladder) if view.key == key), None)
         if index is None:
             return elapsed_ms  # the graph went meanwhile

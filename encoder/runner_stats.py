@@ -16,16 +16,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RunnerStats:
-    """Counts since the start."""
+    """Counts since the start. The runner's thread writes; others may read at any time."""
 
-    replays: Counter[GraphKey] = field(default_factory=Counter)
     uses: defaultdict[GraphKey, GraphUse] = field(default_factory=lambda: defaultdict(GraphUse))
     eager_runs: int = 0
     eager_ms: float = 0.0  # that those which have ended took on the device
-    hits: int = 0  # segments that a graph served
     misses: Counter[MissReason] = field(default_factory=Counter)  # segments that ran eagerly
-    useful_patches: int = 0  # of replays
-    replayed_patches: int = 0  # rows that those replays ran
+
+    def _used(self) -> list[GraphUse]:
+        return list(self.uses.values())  # a copy: a graph may be used for the first time meanwhile
+
+    @property
+    def num_replays(self) -> int:
+        """Of all graphs."""
+        return sum(use.replays for use in self._used())
+
+    @property
+    def hits(self) -> int:
+        """Segments that a graph served."""
+        return sum(use.segments for use in self._used())
 
     @property
     def hit_rate(self) -> float:
@@ -36,7 +45,17 @@ class RunnerStats:
     @property
     def device_ms(self) -> float:
         """Time that the device computed, in replays and eagerly."""
-        return self.eager_ms + sum(use.real_ms for use in self.uses.values())
+        return self.eager_ms + sum(use.real_ms for use in self._used())
+
+    @property
+    def useful_patches(self) -> int:
+        """Of replays."""
+        return sum(use.useful_patches for use in self._used())
+
+    @property
+    def replayed_patches(self) -> int:
+        """Rows that replays ran."""
+        return sum(use.run_patches for use in self._used())
 
     @property
     def fill(self) -> float:
@@ -50,13 +69,8 @@ class RunnerStats:
             self.misses[replay.reason or MissReason.GRAPHS_OFF] += len(shapes)
             logger.debug("%s: %d segments ran eagerly", replay.reason, len(shapes))
             return
-        num_patches = sum(shape.num_patches for shape in shapes)
-        self.replays[replay.key] += 1
-        self.hits += len(shapes)
-        self.useful_patches += num_patches
-        self.replayed_patches += capacity.patches
         use = self.uses[replay.key]
         use.replays += 1
         use.segments += len(shapes)
-        use.useful_patches += num_patches
+        use.useful_patches += sum(shape.num_patches for shape in shapes)
         use.run_patches += capacity.patches

@@ -153,9 +153,8 @@ class FakeRunner:
         if replay.key is None:
             self.stats.eager_runs += 1
         else:
-            self.stats.replays[replay.key] += 1
+            self.stats.uses[replay.key].replays += 1
             self.stats.uses[replay.key].segments += len(segments)
-            self.stats.hits += len(segments)
         return FakeLaunch(segments, self.gate)
 
     def finish(self, launch: FakeLaunch) -> list[torch.Tensor]:

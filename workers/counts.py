@@ -43,7 +43,7 @@ class Counts:
         return WorkerStats(
             num_items=self._num_items,
             num_failed=self._num_failed,
-            num_replays=sum(list(stats.replays.values())),
+            num_replays=stats.num_replays,
             num_eager_runs=stats.eager_runs,
             eager_ms=stats.eager_ms,
             segment_hits=stats.hits,

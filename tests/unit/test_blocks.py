@@ -90,6 +90,18 @@ def test_free_blocks_of_other_sizes_make_room(num_bytes: int) -> None:
     assert pool.take(num_bytes) is not None
 
 
+def test_where_the_system_has_no_memory_the_pool_has_not_taken_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no memory")
+
+    pool = BlockPool(pinned=False, limit_bytes=LEAST_BYTES)
+    with monkeypatch.context() as short:
+        short.setattr(torch, "empty", fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            pool.take(1)
+    assert pool.take(1) is not None
+
+
 def run(ring: StagingRing, number: int, num_rows: int) -> torch.Tensor:
     """A launch whose output is `num_rows` rows of its number."""
     shape = (num_rows, 64)

@@ -73,7 +73,7 @@ def test_each_segment_runs_in_the_graph_of_its_tightest_keys() -> None:
     for tokens, segment in zip(runner.encode(segments), segments, strict=True):
         assert torch.equal(tokens, toy_tokens(segment))
     assert runner.stats.hit_rate == 1.0
-    assert {key.axis_keys for key in runner.stats.replays} == {("4", "odd"), ("4", "even"), ("8", "even")}
+    assert {key.axis_keys for key in runner.stats.uses} == {("4", "odd"), ("4", "even"), ("8", "even")}
 
 
 def test_a_capture_that_fails_leaves_the_others_and_is_counted() -> None:
@@ -98,7 +98,7 @@ def test_a_dropped_graph_sends_its_segments_elsewhere() -> None:
             runner.drop(view.key)
     segment = toy_segment(adapter, 3, 4)
     assert torch.equal(runner.encode([segment])[0], toy_tokens(segment))
-    assert {key.axis_keys for key in runner.stats.replays} == {("8", "odd")}
+    assert {key.axis_keys for key in runner.stats.uses} == {("8", "odd")}
 
 
 def test_without_graphs_everything_runs_eagerly_and_says_so() -> None:

@@ -163,7 +163,9 @@ def test_what_a_half_full_replay_takes_says_nothing_of_a_full_one() -> None:
 
 
 def test_without_graphs_everything_runs_eagerly() -> None:
-    replay = plan_replay([measure((1, 2, 2))] * 3, table([]), eager_patches=8)
+    without = table([])
+    assert without.correct(VIEWS[2].key, elapsed_ms=1.5, num_patches=8) == 1.5, "of a graph that went meanwhile"
+    replay = plan_replay([measure((1, 2, 2))] * 3, without, eager_patches=8)
     assert (replay.key, replay.reason, replay.taken) == (None, MissReason.GRAPHS_OFF, (0, 1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -139,10 +140,12 @@ def test_configuration_that_cannot_work_is_refused(changes: dict[str, object], m
 
 def test_each_graph_counts_what_it_did(runner: EncoderRunner) -> None:
     runner.forget_stats()
-    runner.encode(segments_of(runner, [(640, 480), (300, 200), (224, 224)]))
-    stats = runner.stats
-    assert {key: use.replays for key, use in stats.uses.items()} == dict(stats.replays)
-    assert sum(use.segments for use in stats.uses.values()) == stats.hits
-    assert sum(use.useful_patches for use in stats.uses.values()) == stats.useful_patches
-    assert sum(use.run_patches for use in stats.uses.values()) == stats.replayed_patches
+    segments = segments_of(runner, [(640, 480), (300, 200), (224, 224)])
+    _, launches = runner.encode_traced(segments)
+    stats, capacity_of = runner.stats, {view.key: view.capacity for view in runner.graph_views()}
+    keys = [launch.replay.key for launch in launches if launch.replay.key is not None]
+    assert {key: use.replays for key, use in stats.uses.items()} == Counter(keys)
+    assert (stats.num_replays, stats.hits, stats.hit_rate) == (len(keys), len(segments), 1)
+    assert stats.useful_patches == sum(segment.shape.num_patches for segment in segments)
+    assert stats.replayed_patches == sum(capacity_of[key].patches for key in keys)
     assert all(use.predicted_ms > 0 and use.real_ms > 0 for use in stats.uses.values())
