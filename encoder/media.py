@@ -22,6 +22,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from encoder.colours import to_rgb
 from encoder.errors import BadMediaError, MediaTooLargeError
 from encoder.headers import read_header
 from encoder.stored_header import HeaderError, StoredHeader
@@ -66,24 +67,22 @@ def decode_image(data: bytes, *, max_pixels: int, max_bytes: int) -> Image.Image
     """
     header = _checked_header(data, max_pixels, max_bytes)
     try:
-        image = _upright(_to_rgb(_load(data, header), header), header)
+        image = _upright(to_rgb(_load(data, header), header), header)
     except (BadMediaError, MediaTooLargeError):
         raise
     except Image.DecompressionBombError as failure:
         raise MediaTooLargeError(
-            f"{_name(header)} is over Pillow's own limit; send it smaller or raise PIL.Image.MAX_IMAGE_PIXELS"
+            f"{header} is over Pillow's own limit; send it smaller or raise PIL.Image.MAX_IMAGE_PIXELS"
         ) from failure
     except MemoryError as failure:
-        raise MediaTooLargeError(f"no memory to decode {_name(header)}; send it smaller") from failure
+        raise MediaTooLargeError(f"no memory to decode {header}; send it smaller") from failure
     except Exception as failure:  # Pillow's decoders answer a damaged file with whatever they stumble over
         raise BadMediaError(
-            f"{_name(header)} cannot be decoded: {_reason(failure)}; it is damaged, incomplete "
+            f"{header} cannot be decoded: {_reason(failure)}; it is damaged, incomplete "
             f"or of a rare kind: save it again as PNG or JPEG"
         ) from failure
     if image.size != header.upright_size:
-        raise BadMediaError(
-            f"{_name(header)} decodes to {image.width}x{image.height}: its header is damaged; save it again"
-        )
+        raise BadMediaError(f"{header} decodes to {image.width}x{image.height}: its header is damaged; save it again")
     return image
 
 
@@ -104,10 +103,10 @@ def _checked_header(data: bytes, max_pixels: int, max_bytes: int, wanted: str = 
     if header is None:
         raise BadMediaError(f"{_describe(data)}; send {wanted}")
     if header.width < 1 or header.height < 1:
-        raise BadMediaError(f"{_name(header)} has no pixels; its header is damaged: save it again")
+        raise BadMediaError(f"{header} has no pixels; its header is damaged: save it again")
     if header.width * header.height > max_pixels:
         raise MediaTooLargeError(
-            f"{_name(header)} has {header.width * header.height} pixels, the limit is {max_pixels}; "
+            f"{header} has {header.width * header.height} pixels, the limit is {max_pixels}; "
             f"send it smaller or raise encoder.max_pixels"
         )
     return header
@@ -156,11 +155,6 @@ def _describe(data: bytes) -> str:
     return "the file is text" if head and b"\0" not in head else "the file holds no image we know"
 
 
-def _name(header: StoredHeader) -> str:
-    width, height = header.upright_size
-    return f"{header.format} image of {width}x{height}"
-
-
 def _reason(failure: Exception) -> str:
     return " ".join(str(failure).split()) or type(failure).__name__
 
@@ -187,9 +181,9 @@ _MAX_BMP_RUN_BYTES = 8 * 2**20
 
 def _load(data: bytes, header: StoredHeader) -> Image.Image:
     if header.format == "JPEG" and _num_scans(data) > _MAX_SCANS:
-        raise BadMediaError(f"{_name(header)} has more than {_MAX_SCANS} scans; save it again")
+        raise BadMediaError(f"{header} has more than {_MAX_SCANS} scans; save it again")
     if header.format == "BMP" and len(data) > _MAX_BMP_RUN_BYTES and data[30:34] in (b"\1\0\0\0", b"\2\0\0\0"):
-        raise BadMediaError(f"{_name(header)} is run-length coded and has {len(data)} bytes; save it as PNG")
+        raise BadMediaError(f"{header} is run-length coded and has {len(data)} bytes; save it as PNG")
     with ExitStack() as stack:
         if Image.MAX_IMAGE_PIXELS is not None and header.width * header.height > Image.MAX_IMAGE_PIXELS:
             # Our limit admits more than Pillow likes, and some plugins would warn. Warning filters belong to
@@ -235,54 +229,6 @@ def _without_exif(data: bytes, header: StoredHeader) -> bytes:
     for position in header.exif_at:
         hidden[position : position + 4] = b"exif"
     return bytes(hidden)
-
-
-def _to_rgb(image: Image.Image, header: StoredHeader) -> Image.Image:
-    if image.mode.startswith("I;16") or (image.mode == "I" and header.format == "PNG"):
-        return _grey_to_rgb(np.asarray(image), header)
-    if image.mode in ("I", "F"):
-        kind = "floating-point" if image.mode == "F" else "signed or 32-bit"
-        raise BadMediaError(
-            f"{_name(header)} has {kind} samples, which name no black and white; save it with 8 or 16 bits a sample"
-        )
-    if image.mode in ("LAB", "HSV"):
-        raise BadMediaError(f"{_name(header)} is in {image.mode} colours; save it as RGB")
-    if header.transparent is not None:
-        if len(header.transparent) == 1:
-            return _grey_to_rgb(np.asarray(image.convert("L")), header)
-        return _colour_key_on_white(image, header)
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        return _on_white(image.convert("RGBA"))
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _grey_to_rgb(samples: np.ndarray, header: StoredHeader) -> Image.Image:
-    """Grey samples of the file's depth, or already scaled to 8 bits, to RGB."""
-    shift = max(header.sample_bits - 8, 0)  # the high byte, as Pillow takes it of 16-bit colours
-    grey = (samples >> shift).astype(np.uint8)
-    if header.white_is_zero:
-        grey = 255 - grey
-    if header.transparent is not None:
-        (key,) = header.transparent
-        if header.sample_bits < 8:
-            key = key * 255 // (2**header.sample_bits - 1)
-        grey[samples == key] = 255
-    return Image.fromarray(grey).convert("RGB")
-
-
-def _colour_key_on_white(image: Image.Image, header: StoredHeader) -> Image.Image:
-    """A PNG in which one colour is transparent; of 16 bits Pillow keeps the high byte, so it is compared."""
-    assert header.transparent is not None
-    pixels = np.array(image.convert("RGB"))
-    key = [value >> max(header.sample_bits - 8, 0) for value in header.transparent]
-    pixels[(pixels == key).all(axis=-1)] = 255
-    return Image.fromarray(pixels)
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    white = Image.new("RGB", image.size, (255, 255, 255))
-    white.paste(image.convert("RGB"), mask=image.getchannel("A"))
-    return white
 
 
 _TURNS = {

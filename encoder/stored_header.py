@@ -19,6 +19,10 @@ class StoredHeader:
     exif_at: tuple[int, ...] = ()  # JPEG: where its EXIF blocks start
     transparent: tuple[int, ...] | None = None  # PNG: the sample or the colour that is fully transparent
 
+    def __str__(self) -> str:
+        width, height = self.upright_size
+        return f"{self.format} image of {width}x{height}"
+
     @property
     def upright_size(self) -> tuple[int, int]:
         """Width and height once the orientation is applied."""
