@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from PIL import Image
@@ -41,6 +41,28 @@ def grid_of_tiles(resized: tuple[Size, ...], tile_size: Size) -> list[Tile]:
         for y in range(0, height, tile_height)
         for x in range(0, width, tile_width)
     ]
+
+
+@lru_cache(maxsize=65_536)
+def arrangement(width: int, height: int, tile: Size, least: int, most: int) -> tuple[int, int]:
+    """Columns and rows of tiles nearest to the image in ratio of sides, at least and at most so many tiles.
+
+    Of two equally near it is the larger one, while the image has half its pixels. After GotOcr2's image processor in
+    transformers, which InternVL uses; LFM2-VL and DeepSeek-OCR 2 have the same rule.
+    """
+    candidates = [
+        (columns, rows)
+        for columns in range(1, most + 1)
+        for rows in range(1, most + 1)
+        if least <= columns * rows <= most
+    ]
+    best, best_difference = (1, 1), float("inf")
+    for columns, rows in sorted(candidates, key=lambda counts: counts[0] * counts[1]):
+        difference = abs(width / height - columns / rows)
+        large_enough = width * height > 0.5 * tile[0] * tile[1] * columns * rows
+        if difference < best_difference or (difference == best_difference and large_enough):
+            best, best_difference = (columns, rows), difference
+    return best
 
 
 def cut_out(image: Image.Image, tiles: Sequence[Tile], resample: Image.Resampling) -> list[np.ndarray]:

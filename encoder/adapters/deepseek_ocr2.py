@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from encoder.adapters.cutting import Tile, grid_of_tiles
-from encoder.adapters.internvl import arrangement
+from encoder.adapters.cutting import Tile, arrangement, grid_of_tiles
 from encoder.adapters.processors import HALF, processor_of, read_pixels, text_width
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.tile_kind import TileKind

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from encoder.adapters.cutting import Tile
+from encoder.adapters.frame_indices import frame_indices
 from encoder.adapters.glm4v_frames import choose_frames
 from encoder.adapters.grid_clips import ClipGridAdapter
 from encoder.adapters.interpolation import bicubic_taps
@@ -23,8 +24,8 @@ from encoder.adapters.processors import (
     read_pixels,
     vision_config,
 )
-from encoder.adapters.qwen_vl_geometry import frame_indices, resize_volume
 from encoder.adapters.registry import Family, Preset
+from encoder.adapters.smart_resize import resize_volume
 from encoder.adapters.stock_families import Rows, Table
 from encoder.types import Grid
 

@@ -8,14 +8,13 @@ A frame of a video is one tile.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from encoder.adapters.clips import ClipTileAdapter
-from encoder.adapters.cutting import Tile, grid_of_tiles
+from encoder.adapters.cutting import Tile, arrangement, grid_of_tiles
 from encoder.adapters.processors import (
     CLIP,
     as_pair,
@@ -27,7 +26,6 @@ from encoder.adapters.processors import (
     vision_config,
 )
 from encoder.adapters.registry import Family, Preset
-from encoder.adapters.tile_kind import Size
 from encoder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -118,27 +116,6 @@ class InternVL:
             return tokens
 
         return forward
-
-
-@lru_cache(maxsize=65_536)
-def arrangement(width: int, height: int, tile: Size, least: int, most: int) -> tuple[int, int]:
-    """Columns and rows nearest in ratio; of two equally near the larger, while the image has half its pixels.
-
-    After GotOcr2's image processor in transformers, which InternVL uses; LFM2-VL has the same rule.
-    """
-    candidates = [
-        (columns, rows)
-        for columns in range(1, most + 1)
-        for rows in range(1, most + 1)
-        if least <= columns * rows <= most
-    ]
-    best, best_difference = (1, 1), float("inf")
-    for columns, rows in sorted(candidates, key=lambda counts: counts[0] * counts[1]):
-        difference = abs(width / height - columns / rows)
-        large_enough = width * height > 0.5 * tile[0] * tile[1] * columns * rows
-        if difference < best_difference or (difference == best_difference and large_enough):
-            best, best_difference = (columns, rows), difference
-    return best
 
 
 def _make(config: Mapping[str, Any], name: str, encoder: EncoderConfig) -> ClipTileAdapter:

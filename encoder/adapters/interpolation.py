@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from encoder.adapters.qwen_vl_geometry import frame_indices
+from encoder.adapters.frame_indices import frame_indices
 
 CUBIC = -0.75
 """Parameter of Keys' convolution kernel, as torch interpolates bicubically."""

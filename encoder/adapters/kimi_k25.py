@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from encoder.adapters.cutting import Tile
+from encoder.adapters.frame_indices import frame_indices
 from encoder.adapters.interpolation import bicubic_taps
 from encoder.adapters.kimi_k25_clips import choose_frames
 from encoder.adapters.processors import (
@@ -25,7 +26,6 @@ from encoder.adapters.processors import (
     text_width,
     vision_config,
 )
-from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.adapters.stock_families import Rows, Table
 from encoder.adapters.tile_kind import Size
 from encoder.errors import ConfigError

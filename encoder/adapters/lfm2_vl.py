@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from encoder.adapters.cutting import Tile, grid_of_tiles
+from encoder.adapters.cutting import Tile, arrangement, grid_of_tiles
 from encoder.adapters.grids import GridAdapter
-from encoder.adapters.internvl import arrangement
 from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels, text_width, vision_config
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.siglip2 import DEFAULTS, bind_tower, position_rows, position_tables

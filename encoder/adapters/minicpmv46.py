@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from encoder.adapters.cutting import Tile
+from encoder.adapters.frame_indices import frame_indices
 from encoder.adapters.minicpmv46_frames import MAX_FRAMES, choose_frames
 from encoder.adapters.minicpmv_slicing import plan_slices
 from encoder.adapters.processors import (
@@ -26,7 +27,6 @@ from encoder.adapters.processors import (
     text_width,
     vision_config,
 )
-from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.adapters.stock_families import Rows, Table
 from encoder.errors import ConfigError
 from encoder.types import Grid

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from encoder.adapters.cutting import Tile
+from encoder.adapters.frame_indices import frame_indices
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.processors import CLIP, processor_of, read_pixels, text_width, vision_config
-from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.stock_families import Rows, Table
 from encoder.errors import BadMediaError, ConfigError

@@ -17,13 +17,14 @@ from PIL import Image
 
 from encoder.adapters.base import CaptureAxis, EncoderModel, Segment, TensorSpec
 from encoder.adapters.cutting import Tile, cut_out, patch_rows
+from encoder.adapters.frame_indices import frame_indices
 from encoder.adapters.packed import PackedLayout
 from encoder.adapters.processors import note_clip_pixels
 from encoder.adapters.qwen_vl_config import read_sizes
-from encoder.adapters.qwen_vl_geometry import frame_indices, smart_resize
 from encoder.adapters.qwen_vl_inputs import fill_inputs, input_specs
 from encoder.adapters.qwen_vl_video import frame_size, sampled_frames
 from encoder.adapters.qwen_vl_weights import qwen_weight_shapes
+from encoder.adapters.smart_resize import smart_resize
 from encoder.types import AxisKeys, Capacity, Grid, ItemShape, SegmentShape
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from encoder.adapters.base import Segment, TensorSpec
+from encoder.adapters.frame_indices import frame_indices
 from encoder.adapters.interpolation import bilinear_taps
 from encoder.adapters.packed import fill_offsets, fill_pixels, fill_rows
 from encoder.adapters.qwen_vl_config import QwenSizes
-from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.types import Capacity
 
 

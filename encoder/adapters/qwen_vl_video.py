@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from encoder.adapters.qwen_vl_config import QwenSizes
-from encoder.adapters.qwen_vl_geometry import resize_volume, smart_resize
+from encoder.adapters.smart_resize import resize_volume, smart_resize
 
 if TYPE_CHECKING:
     from encoder.config import VideoConfig

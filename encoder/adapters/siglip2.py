@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from encoder.adapters.cutting import Tile
+from encoder.adapters.frame_indices import frame_indices
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.processors import HALF_BILINEAR, processor_of, read_pixels, vision_config
-from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.adapters.registry import Family, Preset
 from encoder.adapters.stock_families import Rows, Table
 from encoder.adapters.tile_kind import Size

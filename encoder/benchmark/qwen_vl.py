@@ -20,8 +20,8 @@ from PIL import Image
 from torch import Tensor
 
 from encoder.adapters.base import Segment
+from encoder.adapters.frame_indices import frame_indices
 from encoder.adapters.qwen_vl import QwenVL
-from encoder.adapters.qwen_vl_geometry import frame_indices
 from encoder.adapters.qwen_vl_weights import PREFIX
 from encoder.adapters.registry import load_adapter, resolve_model
 from encoder.attention import varlen_attention
