@@ -84,7 +84,7 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
     """Backend of the packed layout's attention. auto: the fastest that runs here."""
 
     max_slice_nums: int | None = Field(default=None, ge=1, le=64)
-    """Slices an image may be cut into (MiniCPM-V). None: what the checkpoint says."""
+    """Slices or tiles of an image, at most (MiniCPM-V, InternVL, Llama 4, LFM2-VL). None: what the checkpoint says."""
 
     max_pixels: int = Field(default=89_478_485, ge=1)
     """Pixels an image may have; checked before it is decoded."""
@@ -93,7 +93,7 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
     """Bytes an encoded image may have."""
 
     resize_pixels: tuple[int, int] | None = None
-    """Least and most pixels that an image is resized to (Qwen-VL). None: what the checkpoint's processor says."""
+    """Least and most pixels that an image is resized to (Qwen-VL, Cohere Compass). None: what the checkpoint says."""
 
     video: VideoConfig = VideoConfig()
     """Sampling and limits of videos, for models that take them."""

@@ -67,4 +67,5 @@ FAMILY = Family(
         ),
     },
     make=_make,
+    settings=("resize_pixels",),
 )

@@ -152,4 +152,5 @@ FAMILY = Family(
         ),
     },
     make=_make,
+    settings=("max_slice_nums",),
 )

@@ -166,4 +166,5 @@ FAMILY = Family(
         ),
     },
     make=_make,
+    settings=("max_slice_nums",),
 )

@@ -153,4 +153,5 @@ FAMILY = Family(
         ),
     },
     make=_make,
+    settings=("max_slice_nums",),
 )

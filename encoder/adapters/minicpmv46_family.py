@@ -54,4 +54,5 @@ FAMILY = Family(
         ),
     },
     make=_make,
+    settings=("max_slice_nums",),
 )

@@ -57,4 +57,5 @@ FAMILY = Family(
     },
     make=_make,
     precisions=("native", "fp8"),
+    settings=("max_slice_nums",),
 )

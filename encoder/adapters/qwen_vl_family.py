@@ -71,6 +71,7 @@ def _family(model_type: str) -> Family:
             for name, vision in _VISION[model_type].items()
         },
         make=_make,
+        settings=("resize_pixels",),
     )
 
 

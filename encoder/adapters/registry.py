@@ -50,6 +50,10 @@ class Preset:
     token_rule: str  # for `encpool models`
 
 
+OWN_SETTINGS = ("max_slice_nums", "resize_pixels")
+"""Of `EncoderConfig`, what some families have; a model of another one refuses it instead of passing it over."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One adapter file, as the registry sees it."""
@@ -59,6 +63,7 @@ class Family:
     make: Callable[[Mapping[str, Any], str, EncoderConfig], EncoderAdapter]  # from config.json, name, our config
     outputs: tuple[str, ...] = ("patches",)  # what `EncoderConfig.output` may ask for
     precisions: tuple[str, ...] = ("native",)  # and `EncoderConfig.precision`
+    settings: tuple[str, ...] = ()  # those of `OWN_SETTINGS` that it heeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,9 @@ class Model:
             raise ConfigError(f"{self.name} has no output {config.output!r}; it has {', '.join(outputs)}")
         if config.precision not in self.family.precisions:
             raise ConfigError(f"{self.name} has no precision {config.precision!r}; leave it out")
+        for setting in OWN_SETTINGS:
+            if getattr(config, setting) is not None and setting not in self.family.settings:
+                raise ConfigError(f"{self.name} has no {setting}; leave it out")
         name = self.name if config.output == "patches" else f"{self.name}:{config.output}"
         try:
             return self.family.make(self.config, name, config)

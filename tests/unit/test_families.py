@@ -152,6 +152,19 @@ def test_options_of_other_families_are_refused(preset: str) -> None:
         load_adapter(EncoderConfig(model="tiny-minicpmv-2.6", output="pooled"))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("setting", "value"), [("max_slice_nums", 1), ("resize_pixels", (64 * 1024, 64 * 1024))])
+def test_a_setting_changes_what_an_image_is_cut_into_or_is_refused(family: str, setting: str, value: object) -> None:
+    about, large = families()[family], MediaHeader(width=2000, height=1500)
+    preset = next(iter(about.presets))
+    config = EncoderConfig.model_validate({"model": preset, setting: value})
+    if setting in about.settings:
+        assert load_adapter(config).probe(large) != load_adapter(EncoderConfig(model=preset)).probe(large)
+    else:
+        with pytest.raises(ConfigError, match=f"{preset} has no {setting}; leave it out"):
+            load_adapter(config)
+
+
 @pytest.mark.parametrize("preset", [name for family in families().values() for name in family.presets])
 def test_no_graph_of_any_kind_holds_more_segments_than_configured(preset: str) -> None:
     adapter = load_adapter(EncoderConfig(model=preset, max_segments_per_graph=2))
