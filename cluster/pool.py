@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,7 +24,7 @@ from cluster.lifecycle.launching import RayCrew
 from cluster.lifecycle.roster import ROUTER, Roster, find_actor
 from cluster.lifecycle.standing import SupervisorCalls
 from cluster.lifecycle.stats import PoolStats
-from cluster.lifecycle.status import PoolStatus
+from cluster.lifecycle.status import PoolStatus, wait_until
 from cluster.lifecycle.supervisor import Supervisor
 from cluster.planning.fleet import RayFleet, replanning
 from cluster.routing.roster import Member
@@ -31,7 +32,7 @@ from cluster.streams.outcomes import Embedding, Outcome
 from cluster.streams.sources import Source
 from cluster.streams.transport import Gate, RayTransport
 from encoder.adapters.registry import check_model
-from encoder.errors import ConfigError, PoolClosedError, WorkerLostError, WorkerStartError
+from encoder.errors import ConfigError, PoolClosedError, WorkerLostError
 from workers.messages import TracedItem
 from workers.metrics import samples_of
 from workers.priority import Priority
@@ -42,7 +43,6 @@ from workers.samples import Sample
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-CHANGE_POLL_S = 0.25
 ROUTER_TIMEOUT_S = 10.0
 REPORT_TIMEOUT_S = 2.0
 
@@ -57,22 +57,23 @@ class EncoderPool:
         router: Any,
         control: Supervisor | SupervisorCalls,
         *,
-        on_close: Callable[[Gate], None],
+        gate: Gate,
+        undo: ExitStack,
     ) -> None:
-        """See `start`. `on_close` gets the shut gate of the transport."""
+        """See `start`. Every call goes through `gate`; what `undo` holds is the pool's, for `close` to do."""
         self.config = config
         self.name = name
         self._router = router
         self._control = control
-        self._on_close = on_close
+        self._gate = gate
         self._roster = Roster(name)
         self._roster.keep([worker.worker_id for worker in control.status().workers])
         transport = RayTransport(
-            router, self._roster, timeout_s=ROUTER_TIMEOUT_S, max_shared_bytes=config.max_shared_bytes
+            router, self._roster, timeout_s=ROUTER_TIMEOUT_S, max_shared_bytes=config.max_shared_bytes, gate=gate
         )
-        self._gate = transport.gate
         self._clients = clients_of(config, transport, num_workers=transport.num_workers)
         self.client.export = partial(RayExporter().export, self.client.meter.samples)
+        self._undo = undo.pop_all()
 
     @classmethod
     def start(cls, config: PoolConfig | str | Path) -> EncoderPool:
@@ -94,37 +95,20 @@ class EncoderPool:
             config = load_config(config)
         for group in config.worker_groups:
             check_model(group.worker.encoder)  # fails in milliseconds for what no worker could load
-        own = local_ray.connect(config)
         name = f"pool-{uuid.uuid4().hex[:8]}"
-        crew = RayCrew(name, config, detached=False)
-        supervisor: Supervisor | None = None
-        thread: threading.Thread | None = None
-
-        def end(gate: Gate | None = None) -> None:
-            try:
-                if supervisor is not None:
-                    supervisor.stop()
-                if thread is not None:
-                    thread.join()
-                if ray.is_initialized():
-                    crew.close()
-                    if gate is not None:
-                        gate.wait_empty(ROUTER_TIMEOUT_S)  # the calls of other threads end with their actors
-            finally:
-                if own is not None:
-                    own.shutdown()
-
-        try:
+        with ExitStack() as undo:
+            gate = _gate_before(local_ray.connect(config), undo)
+            crew = RayCrew(name, config, detached=False)
+            undo.callback(crew.close)
             groups = crew.settle()
             router = crew.start_router()
             supervisor = Supervisor(config, groups, crew, replanning(config, groups, name, router))
             supervisor.start(started_s + config.start_timeout_s)
             thread = threading.Thread(target=supervisor.run, name=f"{name}-supervisor", daemon=True)
             thread.start()
-            pool = cls(config, name, router, supervisor, on_close=end)
-        except BaseException:
-            end()
-            raise
+            undo.callback(thread.join)
+            undo.callback(supervisor.stop)
+            pool = cls(config, name, router, supervisor, gate=gate, undo=undo)
         logger.info("%s ready: %d workers in %.1f s", name, config.num_workers, time.monotonic() - started_s)
         return pool
 
@@ -140,20 +124,10 @@ class EncoderPool:
             ConfigError: no such pool.
             WorkerStartError: no such cluster.
         """
-        own = local_ray.attach(address)
-
-        def end(gate: Gate | None = None) -> None:
-            if gate is not None:
-                gate.wait_empty(ROUTER_TIMEOUT_S)
-            if own is not None:
-                own.shutdown()
-
-        try:
+        with ExitStack() as undo:
+            gate = _gate_before(local_ray.attach(address), undo)
             calls = SupervisorCalls(name)
-            return cls(calls.config(), name, find_actor(name, ROUTER), calls, on_close=end)
-        except BaseException:
-            end()
-            raise
+            return cls(calls.config(), name, find_actor(name, ROUTER), calls, gate=gate, undo=undo)
 
     @property
     def client(self) -> Client:
@@ -271,7 +245,7 @@ class EncoderPool:
         """
         with self._gate:
             self._control.scale(num_workers, group)
-        self._wait_changed(lambda status: status.settled, timeout_s)
+        self._wait_until(lambda status: status.settled, timeout_s)
 
     def drain(self, worker_id: str, *, replace: bool = False, timeout_s: float | None = None) -> None:
         """Take one worker away, once it has finished what it has, and wait until it is gone.
@@ -285,32 +259,21 @@ class EncoderPool:
         """
         with self._gate:
             self._control.drain(worker_id, replace=replace)
-        self._wait_changed(
+        self._wait_until(
             lambda status: status.settled and all(worker.worker_id != worker_id for worker in status.workers), timeout_s
         )
 
-    def _wait_changed(self, done: Callable[[PoolStatus], bool], timeout_s: float | None) -> None:
+    def _wait_until(self, done: Callable[[PoolStatus], bool], timeout_s: float | None) -> None:
         if timeout_s is None:
             timeout_s = self.config.start_timeout_s + self.config.drain_timeout_s
-        until_s = time.monotonic() + timeout_s
-        before = self.status()
-        while True:
-            status = self.status()
-            if status.targets != before.targets:
-                raise WorkerStartError(status.notes[-1] if status.notes else "another number of workers was asked for")
-            if done(status):
-                return
-            if time.monotonic() > until_s:
-                late = [f"{worker.worker_id} is {worker.stage}" for worker in status.workers if worker.stage != "ready"]
-                raise WorkerStartError(f"after {timeout_s:g} s {', '.join(late) or 'the change is not through'}")
-            time.sleep(CHANGE_POLL_S)
+        wait_until(done, self.status, timeout_s=timeout_s)
 
     def close(self) -> None:
         """End every actor, and Ray itself with the last pool that needs it. Work under way raises PoolClosedError."""
         for client in self._clients.values():
             client.closed = True
         if self._gate.close():
-            self._on_close(self._gate)
+            self._undo.close()
 
     def __enter__(self) -> EncoderPool:
         return self
@@ -319,3 +282,12 @@ class EncoderPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _gate_before(own: local_ray.OwnRay | None, undo: ExitStack) -> Gate:
+    """The gate of calls to Ray, which is left once nobody is inside; `own` is our connection, if it is ours to end."""
+    gate = Gate(connected=ray.is_initialized)
+    if own is not None:
+        undo.callback(own.shutdown)
+    undo.callback(gate.wait_empty, ROUTER_TIMEOUT_S)
+    return gate

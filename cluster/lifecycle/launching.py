@@ -227,6 +227,8 @@ class RayCrew:
 
     def close(self) -> None:
         """Kill every actor and free every place."""
+        if not ray.is_initialized():  # somebody has ended it, and our actors with it
+            return
         for worker_id in list(self._hands):
             self.bury(worker_id)
         if self._router is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cluster.planning.replanner import Decision
 from cluster.routing.roster import Member
+from encoder.errors import WorkerStartError
 from workers.messages import ErrorNote
+
+POLL_S = 0.25
 
 
 class Stage(StrEnum):
@@ -56,3 +60,28 @@ class PoolStatus:
     def settled(self) -> bool:
         """Whether there are as many workers as wanted, all ready."""
         return self.num_ready == len(self.workers) == sum(self.targets.values())
+
+
+def wait_until(
+    done: Callable[[PoolStatus], bool],
+    look: Callable[[], PoolStatus],
+    *,
+    timeout_s: float,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait for a change of the pool that was just asked for.
+
+    Raises WorkerStartError when it took too long, or when the pool turned to other numbers of workers.
+    """
+    until_s = now_s() + timeout_s
+    before = status = look()
+    while not done(status):
+        if now_s() > until_s:
+            late = [f"{one.worker_id} is {one.stage}" for one in status.workers if one.stage is not Stage.READY]
+            raise WorkerStartError(f"after {timeout_s:g} s {', '.join(late) or 'the change is not through'}")
+        sleep(POLL_S)
+        status = look()
+        if status.targets != before.targets:
+            why = status.notes[-1] if status.notes != before.notes else "another number of workers was asked for"
+            raise WorkerStartError(why)

@@ -150,9 +150,11 @@ class RayTransport:
     is asked who is there.
     """
 
-    def __init__(self, router: Any, roster: Roster, *, timeout_s: float, max_shared_bytes: int = 0) -> None:
+    def __init__(
+        self, router: Any, roster: Roster, *, timeout_s: float, max_shared_bytes: int = 0, gate: Gate | None = None
+    ) -> None:
         """`timeout_s` bounds calls to the router, `max_shared_bytes` memory that is lent to workers near by."""
-        self.gate = Gate(connected=ray.is_initialized)
+        self.gate = gate or Gate(connected=ray.is_initialized)
         self.roster = roster
         self._router = router
         self._timeout_s = timeout_s
