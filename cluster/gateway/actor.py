@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -21,8 +23,11 @@ from encoder.errors import ConfigError, WorkerStartError
 from workers.messages import ErrorNote
 from workers.process import set_up_process
 
+logger = logging.getLogger(__name__)
+
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 5.0
+RETRY_S = 10.0  # until the process of a gateway that cannot serve ends, for Ray to start another
 PREFIX = "gateway-"  # of the names of their actors, before a number
 
 
@@ -37,18 +42,24 @@ class GatewayActor:
     """Serves a standing pool from its start on. Ray starts it again should it die."""
 
     def __init__(self, pool: str, config: GatewayConfig) -> None:
-        """What goes wrong is raised by `url`."""
+        """What goes wrong is raised by `url`, to who started it; a while later Ray tries again."""
         set_up_process("encpool-gateway")
         from cluster.pool import EncoderPool
 
+        self._config = config
         self._failure: ErrorNote | None = None
         self._gateway = GatewayThread(None, config)
         try:
             self._gateway.start()
             self._gateway.attach(EncoderPool.connect(pool))
             settle()
-        except Exception as error:  # edge of a process: who waits for the start hears of it
+        except Exception as error:  # edge of a process: who waits for the start hears of it, and ends the actor
+            logger.error("the gateway cannot serve: %s", error)
             self._failure = ErrorNote.of(error, otherwise=WorkerStartError)
+            # Of a start that Ray made nobody hears, and without this it would never serve again.
+            again = threading.Timer(RETRY_S, os._exit, [1])
+            again.daemon = True
+            again.start()
 
     def url(self) -> str:
         """Where it listens. Raises what kept it from serving."""
@@ -58,8 +69,7 @@ class GatewayActor:
 
     def under_way(self) -> UnderWay:
         """What `drain` would wait for."""
-        assert self._gateway.gateway is not None
-        return UnderWay(self._gateway.gateway.num_requests, self._gateway.gateway.config.drain_timeout_s)
+        return UnderWay(self._gateway.num_requests, self._config.drain_timeout_s)
 
     def drain(self) -> bool:
         """Refuse new requests and wait for those under way; whether all were answered in time."""
@@ -76,9 +86,9 @@ def raise_gateway(config: PoolConfig, number: int = 0) -> str:
         WorkerStartError: its process could not start.
     """
     remote: Any = ray.remote  # its type hints lack some options
-    name = f"{PREFIX}{number}"
+    part = f"{PREFIX}{number}"
     options = {
-        "name": actor_name(config.name, name),
+        "name": actor_name(config.name, part),
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "runtime_env": {"env_vars": {name: os.environ.get(name, value) for name, value in NOTICE_DEATHS.items()}},
@@ -88,7 +98,7 @@ def raise_gateway(config: PoolConfig, number: int = 0) -> str:
     try:
         actor = actor_class.options(**options).remote(config.name, config.gateway)
     except ValueError as error:
-        raise ConfigError(f"pool {config.name!r} has a {name} already") from error
+        raise ConfigError(f"pool {config.name!r} has a {part} already") from error
     try:
         url: str = ray.get(actor.url.remote(), timeout=START_TIMEOUT_S)
     except BaseException as error:

@@ -37,10 +37,9 @@ def serve(open_pool: Callable[[], AbstractContextManager[EncoderPool]], config: 
                 while not stop.wait(LOOK_S):
                     with suppress(WorkerLostError):  # its router restarts
                         pool.members()
-            assert gateway.gateway is not None
-            _say(f"draining: {gateway.gateway.num_requests} requests under way; once more ends it at once")
+            _say(f"draining: {gateway.num_requests} requests under way; once more ends it at once")
             if not gateway.drain():
-                _say(f"{gateway.gateway.num_requests} requests were not answered in time")
+                _say(f"{gateway.num_requests} requests were not answered in time")
             gateway.stop()
 
 

@@ -30,6 +30,11 @@ class GatewayThread:
         host = self._config.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.gateway.port}"
 
+    @property
+    def num_requests(self) -> int:
+        """Requests under way."""
+        return 0 if self.gateway is None else self.gateway.num_requests
+
     def start(self) -> None:
         """Listen. Raises ConfigError when the address or the tokens file cannot be used."""
         self._thread.start()

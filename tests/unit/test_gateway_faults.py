@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,9 +19,11 @@ from fakes import HIDDEN, picture, until
 from http_calls import Caller, Reply
 from live_gateway import Live, live_gateway
 
+from cluster.gateway import actor
+from cluster.gateway.config import GatewayConfig
 from cluster.gateway.fetch import Fetcher
 from cluster.streams.transport import RayCall, WorkerAway
-from encoder.errors import BadMediaError, PoolClosedError, WorkerLostError
+from encoder.errors import BadMediaError, ConfigError, PoolClosedError, WorkerLostError
 from workers.messages import EncodeBatch, EncodeResult
 
 GOOD, ODD = picture(1), picture(2, width=300)
@@ -280,6 +285,20 @@ def test_what_a_cache_answers_makes_nobody_ready() -> None:
         again = caller.msgpack(items=[GOOD])
         assert live.dispatcher.success_s == encoded_s
     assert [reply.items[0]["cached"] for reply in (first, again)] == [False, True]
+
+
+def test_a_gateway_s_process_that_cannot_serve_says_why_and_ends_so_that_another_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: queue.Queue[int] = queue.Queue()
+    monkeypatch.setattr(actor, "set_up_process", lambda service: None)
+    monkeypatch.setattr(actor, "RETRY_S", 0.01)
+    monkeypatch.setattr(os, "_exit", ended.put)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gateway = actor.GatewayActor("none", GatewayConfig(port=taken.getsockname()[1]))
+    with pytest.raises(ConfigError, match="cannot listen"):
+        gateway.url()
+    assert ended.get(timeout=20) == 1
 
 
 def test_one_caller_s_requests_at_once_are_limited() -> None:
