@@ -64,9 +64,7 @@ class Fetcher:
             raise BadMediaError(f"{_short(url)} was not fetched within {self._config.timeout_s:g} s") from None
         except EncoderPoolError:
             raise
-        except (
-            Exception
-        ) as error:  # a URL is a stranger's: libraries below raise more than they say, UnicodeError for one
+        except Exception as error:  # a stranger's URL: libraries below raise more than they say, such as UnicodeError
             if (refusal := _refusal(error)) is not None:
                 raise refusal from error
             raise BadMediaError(f"{_short(url)} could not be fetched: {type(error).__name__}: {error}") from error

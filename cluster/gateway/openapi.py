@@ -111,7 +111,7 @@ def describe() -> dict[str, Any]:
         "paths": {
             "/v1/encode": {"post": encode},
             "/v1/embeddings": {"post": embeddings},
-            "/v1/models": {"get": _get("What is served.", 401, 503)},
+            "/v1/models": {"get": _get("What is served.", 401, 403, 503)},
             "/v1/stats": {"get": _get("What the live page shows.", 401, 403)},
             "/health": {"get": _get("This process answers.", open_to_all=True)},
             "/ready": {"get": _get("A worker encoded something a short while ago.", 503, open_to_all=True)},

@@ -10,6 +10,7 @@ from typing import Any
 NUM_ERRORS = 50
 WINDOW_S = 60.0
 MAX_REQUESTS = 20_000
+MAX_MESSAGE = 500  # letters
 
 
 class Recent:
@@ -22,13 +23,13 @@ class Recent:
 
     def note(self, status: int, kind: str, message: str) -> None:
         """An item or a request failed. Equal ones in a row are one, with a count."""
-        now_s = self._now_s()
+        now_s, message = self._now_s(), message[:MAX_MESSAGE]
         last = self._errors[0] if self._errors else None
         if last is not None and (last["status"], last["type"], last["message"]) == (status, kind, message):
             last["count"] += 1
             last["time_s"] = now_s
         else:
-            entry = {"time_s": now_s, "status": status, "type": kind, "message": message[:500], "count": 1}
+            entry = {"time_s": now_s, "status": status, "type": kind, "message": message, "count": 1}
             self._errors.appendleft(entry)
 
     def answer(self, seconds: float, num_items: int) -> None:

@@ -15,9 +15,7 @@ from cluster.routing.desk import ModelDesk
 from cluster.routing.plans import Plan, Seat
 from cluster.routing.worker_view import WorkerView
 
-HIT_SHARE = (
-    0.05  # of an item's cost, that a hit counts in flight: digest, copies, and the hits that turn out to be none
-)
+HIT_SHARE = 0.05  # of an item's cost, in flight where a hit is expected: digest, copies, and hits that prove to be none
 MAX_DIGESTS = 2**20
 
 
