@@ -58,7 +58,7 @@ class Fetcher:
             BadMediaError: whatever else keeps it from being fetched.
         """
         try:
-            async with asyncio.timeout(self._config.timeout_s), self._slots:
+            async with self._slots, asyncio.timeout(self._config.timeout_s):
                 return await self._follow(_parsed(url))
         except TimeoutError:
             raise BadMediaError(f"{_short(url)} was not fetched within {self._config.timeout_s:g} s") from None

@@ -28,8 +28,7 @@ class Site(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        if path == "/slow":
-            time.sleep(1)
+        time.sleep({"/slow": 1.0, "/soon": 0.4}.get(path, 0.0))
         self.send_response(404 if path == "/gone" else 200)
         if path == "/packed":
             self.send_header("Content-Encoding", "gzip")
@@ -74,6 +73,19 @@ def local(port: int, path: str, **options: Any) -> bytes:
     hosts = (f"localhost:{port}", f"127.0.0.1:{port}")
     options = {"hosts": hosts, "schemes": ("http",), "may_reach": lambda address: True, **options}
     return fetch(f"http://localhost:{port}{path}", **options)
+
+
+def test_an_image_has_its_time_from_when_its_turn_has_come(port: int) -> None:
+    config = MediaUrlConfig(hosts=(f"localhost:{port}",), schemes=("http",), max_fetches=1, timeout_s=1.0)
+
+    async def run() -> list[bytes]:
+        fetcher = Fetcher(config, max_bytes=10_000, may_reach=lambda address: True)
+        try:
+            return await asyncio.gather(*(fetcher.fetch(f"http://localhost:{port}/soon") for _ in range(4)))
+        finally:
+            await fetcher.close()
+
+    assert asyncio.run(run()) == [PICTURE] * 4
 
 
 def test_an_image_is_fetched_also_through_redirects_among_the_hosts_named(port: int) -> None:
