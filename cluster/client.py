@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 
 from cluster.config import PoolConfig
 from cluster.planning.traces import TraceRecord, TraceWriter
@@ -19,6 +20,7 @@ from cluster.streams.transport import Transport
 from encoder.adapters.registry import load_adapter
 from encoder.errors import PoolClosedError
 from workers.config import WorkerConfig
+from workers.metrics import Meter
 from workers.priority import Priority, read_priority
 
 
@@ -73,7 +75,7 @@ class Client(Session):
             priority=read_priority(priority),
             scope=read_scope(scope),
         )
-        yield from self._traced(outcomes)
+        return self._traced(outcomes)
 
     def _traced(self, outcomes: Generator[Outcome, None, None]) -> Generator[Outcome, None, None]:
         """The same outcomes, noted in the configured trace file."""
@@ -96,12 +98,22 @@ class Client(Session):
                 yield outcome
 
 
-def clients_of(config: PoolConfig, transport: Transport, *, num_workers: Callable[[], int]) -> dict[str, Client]:
-    """One for each model of the pool, in the order of its groups. They share all but the model."""
+def clients_of(
+    config: PoolConfig,
+    transport: Transport,
+    *,
+    num_workers: Callable[[], int],
+    export: Callable[[Meter], object] = lambda meter: None,
+) -> dict[str, Client]:
+    """One for each model of the pool, in the order of its groups. They share all but the model.
+
+    `export` tells others what they count, in one meter for all; it is called often.
+    """
     workers: dict[str, WorkerConfig] = {}
     for group in config.worker_groups:
         workers.setdefault(group.worker.encoder.model, group.worker)
     (name, worker), *others = workers.items()
     own = config.model_copy(update={"worker": worker})
     first = Client(own, load_adapter(worker.encoder), transport, num_workers=num_workers, model=name)
+    first.export = partial(export, first.meter)  # before the others, which are copies
     return {name: first} | {other: first.of(worker, load_adapter(worker.encoder)) for other, worker in others}

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -71,8 +70,13 @@ class EncoderPool:
         transport = RayTransport(
             router, self._roster, timeout_s=ROUTER_TIMEOUT_S, max_shared_bytes=config.max_shared_bytes, gate=gate
         )
-        self._clients = clients_of(config, transport, num_workers=transport.num_workers)
-        self.client.export = partial(RayExporter().export, self.client.meter.samples)
+        exporter = RayExporter()
+        self._clients = clients_of(
+            config,
+            transport,
+            num_workers=transport.num_workers,
+            export=lambda meter: exporter.export(meter.samples),
+        )
         self._undo = undo.pop_all()
 
     @classmethod

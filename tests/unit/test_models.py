@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fakes import picture
 
-from cluster.client import Client
+from cluster.client import Client, clients_of
 from cluster.config import PoolConfig
 from cluster.routing.leases import Answer, Ask
 from cluster.routing.router import Router
@@ -19,6 +20,7 @@ from encoder.adapters.registry import load_adapter
 from encoder.media import decode_image
 from encoder.runner import EncoderRunner
 from workers.messages import EncodeBatch, EncodeResult
+from workers.metrics import Meter
 from workers.worker import EncoderWorker
 
 MODELS = ("tiny-minicpmv-2.6", "tiny-minicpmv-2.5", "tiny-siglip")
@@ -89,15 +91,19 @@ def clients() -> Iterator[dict[str, Client]]:
         worker.wait_started(60)
         router.register(worker.report())
     transport = Direct(router, workers)
-    adapters = {model: load_adapter(CONFIG.encoders[model]) for model in MODELS}
-    client = Client(CONFIG, adapters[first], transport, num_workers=lambda: len(workers), model=first)
-    groups = CONFIG.worker_groups[1:]
-    yield {first: client} | {
-        group.worker.encoder.model: client.of(group.worker, adapters[group.worker.encoder.model]) for group in groups
-    }
+    yield clients_of(CONFIG, transport, num_workers=lambda: len(workers))
     transport.threads.shutdown()
     for worker in workers.values():
         worker.close()
+
+
+def test_what_a_client_of_any_model_counts_is_exported() -> None:
+    told: list[Meter] = []
+    transport: Any = SimpleNamespace(quarantine=None)
+    clients = clients_of(CONFIG, transport, num_workers=lambda: 0, export=told.append)
+    for client in clients.values():
+        client.export()
+    assert told == [clients[MODELS[0]].meter] * len(MODELS)
 
 
 @pytest.mark.timeout(120)

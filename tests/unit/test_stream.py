@@ -124,10 +124,10 @@ def test_a_priority_that_there_is_not_is_refused_by_the_names_of_those_there_are
         ({"scope": "\ud800"}, "is no text: surrogates not allowed"),
     ],
 )
-def test_options_that_are_none_are_refused_before_anything_is_read(options: dict[str, Any], message: str) -> None:
+def test_options_that_are_none_are_refused_at_once(options: dict[str, Any], message: str) -> None:
     sources = iter(PICTURES[:2])
     with pytest.raises(ConfigError, match=message):
-        next(client(FakePool()).encode_many(sources, **options))
+        client(FakePool()).encode_many(sources, **options)
     assert len(list(sources)) == 2
     assert client(FakePool()).encode(PICTURES[0], timeout_s=float("inf")).shape
 
