@@ -99,7 +99,7 @@ class EncoderConfig(BaseModel, frozen=True, extra="forbid"):
     """Sampling and limits of videos, for models that take them."""
 
     eager_patches: int = Field(default=16_384, ge=1)
-    """Patches that one eager run may join; a longer segment still runs, alone."""
+    """Patches that one eager run may join where no graph holds its segments; a longer segment still runs, alone."""
 
     @field_validator("precision")
     @classmethod

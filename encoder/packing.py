@@ -173,7 +173,8 @@ class GraphTable:
 def plan_replay(pending: Sequence[SegmentShape], table: GraphTable, *, eager_patches: int) -> Replay:
     """Choose the next replay for `pending`, oldest first; at least the oldest segment is in it.
 
-    `eager_patches` is what one eager run may join; a longer segment runs alone.
+    `eager_patches` is what one eager run may join where no graph holds its segments; a longer segment runs alone.
+    Where eager is faster than a graph that would hold them, the run has what the graph would have had.
     """
     window = pending[:LOOK_AHEAD]
     keys, reason = table.home(window[0].grid)

@@ -103,7 +103,7 @@ class GridAdapter(StockAdapter):
         return self.layout.exact(shapes)
 
     def sample(self, axis_keys: AxisKeys, *, scale: int = 1) -> Segment:
-        """A small square of noise: every budget holds some."""
+        """A small square of noise. Budgets below its tokens are measured empty: they cost what their launches do."""
         side = SAMPLE_SIDE * scale * self.family.patch_size
         return self._segment(np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8))
 

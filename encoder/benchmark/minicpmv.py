@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.registry import load_adapter, resolve_model
-from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
 from encoder.benchmark.measure import matmul_peak
+from encoder.benchmark.minicpmv_baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
 from encoder.benchmark.preparation import measure_preparation
 from encoder.benchmark.rows import Report, Row, baseline_row, cosine, make_report, our_row, overlap
-from encoder.benchmark.workloads import Workload, choose, make_workloads
+from encoder.benchmark.workloads import VIDEO_FRAMES, VIDEO_SIZE, Workload, choose, image_workloads, prepared
 from encoder.config import EncoderConfig
+from encoder.pictures import draw_picture
 from encoder.precision import resolve_dtype
 from encoder.runner import EncoderRunner
 from encoder.towers.resampler import Resampler
+from encoder.types import SegmentShape
 from encoder.weights import obtain_tensors
 
 
@@ -70,6 +73,18 @@ def bench_minicpmv(config: EncoderConfig, device_name: str, *, repeats: int = 5,
     )
 
 
+def make_workloads(adapter: MiniCPMV, frames_adapter: MiniCPMV, *, small: bool) -> list[Workload]:
+    """Traffic, one image alone, random sizes, and video frames without slicing; `small`: a taste of them, for a CPU."""
+    num_frames = 2 if small else VIDEO_FRAMES
+    video = Workload(
+        name="video",
+        images=prepared(lambda seed: frames_adapter.prepare(draw_picture(*VIDEO_SIZE, seed)), range(num_frames)),
+        saturated=True,
+        flops_of=partial(useful_flops, frames_adapter),
+    )
+    return [*image_workloads(adapter, partial(useful_flops, adapter), small=small), video]
+
+
 def _minicpmv(config: EncoderConfig) -> MiniCPMV:
     adapter = load_adapter(config)
     assert isinstance(adapter, MiniCPMV)
@@ -110,3 +125,17 @@ def _padded_rows(
         row = baseline_row("padded grids", grids.encode, stock.device, held, peak, repeats, eager_rates)
         rows.append(replace(row, fill=fill))
     return rows
+
+
+def useful_flops(adapter: MiniCPMV, shapes: Sequence[SegmentShape]) -> float:
+    """Multiplications and additions that these segments ask of tower and resampler, as released, pads left out.
+
+    What does not depend on the image (the projection of the queries) is not counted.
+    """
+    sizes = adapter.sizes
+    width, tokens, queries = sizes.width, sizes.token_width, sizes.queries
+    layers = sizes.num_layers - sizes.drop_last_layer
+    per_patch = 2 * sizes.patch_bytes * width + layers * 2 * (4 * width**2 + 2 * width * sizes.mlp_width)
+    per_patch += 2 * width * tokens + 2 * 2 * tokens**2 + 4 * queries * tokens  # projection, K and V, cross-attention
+    per_slice = 2 * 2 * queries * tokens**2  # output projections of the tokens
+    return sum(shape.num_patches * (per_patch + layers * 4 * shape.num_patches * width) + per_slice for shape in shapes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -24,21 +23,14 @@ from encoder.adapters.frame_indices import frame_indices
 from encoder.adapters.qwen_vl import QwenVL
 from encoder.adapters.qwen_vl_weights import PREFIX
 from encoder.adapters.registry import load_adapter, resolve_model
+from encoder.adapters.smart_resize import MAX_RATIO
 from encoder.attention import varlen_attention
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
-from encoder.benchmark.workloads import (
-    MIXED_IMAGES,
-    SINGLE_SIZES,
-    VIDEO_FRAMES,
-    VIDEO_SIZE,
-    Workload,
-    choose,
-    random_sizes,
-)
+from encoder.benchmark.workloads import VIDEO_FRAMES, VIDEO_SIZE, Workload, choose, image_workloads, prepared
 from encoder.config import EncoderConfig
 from encoder.media import MediaHeader
-from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
+from encoder.pictures import Size, draw_picture
 from encoder.precision import resolve_dtype
 from encoder.types import SegmentShape
 from encoder.video import Video
@@ -79,34 +71,15 @@ def bench_qwen(config: EncoderConfig, device_name: str, *, repeats: int = 5, onl
 
 def make_workloads(adapter: QwenVL, *, small: bool) -> list[Workload]:
     """Traffic, one image alone, random sizes, and clips; `small`: a taste of them, for a CPU."""
-    make = partial(_images, adapter)
-    if small:
-        return [
-            make("traffic", TRAFFIC_SIZES[13:15], saturated=True),
-            make("448x448 alone", SINGLE_SIZES[:1], saturated=False),
-            _clips(adapter, 1, 4, SMALL_VIDEO),
-        ]
-    return [
-        make("traffic", TRAFFIC_SIZES, saturated=True),
-        *(make(f"{w}x{h} alone", [(w, h)], saturated=False) for w, h in SINGLE_SIZES),
-        make("random sizes", random_sizes(MIXED_IMAGES, 0), saturated=True),
-        _clips(adapter, NUM_CLIPS, VIDEO_FRAMES, VIDEO_SIZE),
-    ]
-
-
-def _images(adapter: QwenVL, name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
-    numbered = [(*size, seed) for seed, size in enumerate(sizes) if max(size) <= 200 * min(size)]
-    with ThreadPoolExecutor() as threads:
-        images = tuple(threads.map(lambda one: tuple(adapter.prepare(draw_picture(*one))), numbered))
-    return Workload(name=name, images=images, saturated=saturated, flops_of=partial(useful_flops, adapter))
-
-
-def _clips(adapter: QwenVL, num_clips: int, num_frames: int, size: Size) -> Workload:
-    with ThreadPoolExecutor() as threads:
-        clips = tuple(
-            threads.map(lambda seed: tuple(adapter.prepare_video(DrawnClip(num_frames, seed, size))), range(num_clips))
-        )
-    return Workload(name="video", images=clips, saturated=True, flops_of=partial(useful_flops, adapter))
+    flops_of = partial(useful_flops, adapter)
+    num_clips, num_frames, size = (1, 4, SMALL_VIDEO) if small else (NUM_CLIPS, VIDEO_FRAMES, VIDEO_SIZE)
+    clips = Workload(
+        name="video",
+        images=prepared(lambda seed: adapter.prepare_video(DrawnClip(num_frames, seed, size)), range(num_clips)),
+        saturated=True,
+        flops_of=flops_of,
+    )
+    return [*image_workloads(adapter, flops_of, small=small, most_ratio=MAX_RATIO), clips]
 
 
 class DrawnClip(Video):

@@ -6,8 +6,7 @@ image. Padded grids do not apply: tiles have one size, and nobody pads the other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -21,13 +20,11 @@ from encoder.adapters.tiles import TileAdapter
 from encoder.arena import ArenaLayout
 from encoder.benchmark.measure import matmul_peak
 from encoder.benchmark.rows import Report, Row, baseline_row, report_beside_eager
-from encoder.benchmark.workloads import MIXED_IMAGES, SINGLE_SIZES, Workload, choose, random_sizes
+from encoder.benchmark.workloads import FlopsOf, Workload, choose, image_workloads
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
-from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
 from encoder.precision import resolve_dtype
 from encoder.towers.stock import GridModel
-from encoder.types import SegmentShape
 from encoder.weights import obtain_tensors
 
 Benched = TileAdapter | GridAdapter
@@ -66,7 +63,8 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5, on
                 adapter.family, weights, device, dtype, "varlen" if on_gpu else "sdpa", attending="ragged"
             )
             loops["eager, ragged"] = EagerLoop(adapter, ragged, device)
-    workloads = choose(make_workloads(adapter, loops["eager, sdpa"].flops_of(), small=not on_gpu), only)
+    flops_of = loops["eager, sdpa"].flops_of()
+    workloads = choose(image_workloads(adapter, flops_of, small=not on_gpu, most_ratio=MOST_RATIO), only)
     peak = matmul_peak(device, dtype)
     rows: list[Row] = []
     for engine, loop in loops.items():
@@ -76,29 +74,6 @@ def bench_stock(config: EncoderConfig, device_name: str, *, repeats: int = 5, on
             rows.append(baseline_row(engine, loop.encode, device, workload, peak, repeats, {}))
     loops.clear()
     return report_beside_eager(config, device_name, "graphs", rows, workloads, peak=peak, repeats=repeats)
-
-
-def make_workloads(
-    adapter: Benched, flops_of: Callable[[Sequence[SegmentShape]], float], *, small: bool
-) -> list[Workload]:
-    """Traffic, one image alone, random sizes; `small`: a taste of them, for a CPU."""
-
-    def make(name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
-        numbered = [(*size, seed) for seed, size in enumerate(sizes) if max(size) <= MOST_RATIO * min(size)]
-        with ThreadPoolExecutor() as threads:
-            images = tuple(threads.map(lambda one: tuple(adapter.prepare(draw_picture(*one))), numbered))
-        return Workload(name=name, images=images, saturated=saturated, flops_of=flops_of)
-
-    if small:
-        return [
-            make("traffic", TRAFFIC_SIZES[13:15], saturated=True),
-            make("448x448 alone", SINGLE_SIZES[:1], saturated=False),
-        ]
-    return [
-        make("traffic", TRAFFIC_SIZES, saturated=True),
-        *(make(f"{w}x{h} alone", [(w, h)], saturated=False) for w, h in SINGLE_SIZES),
-        make("random sizes", random_sizes(MIXED_IMAGES, 0), saturated=True),
-    ]
 
 
 def _has_several(workload: Workload) -> bool:
@@ -135,7 +110,7 @@ class EagerLoop:
             self._buffers[place, num_bytes] = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
         return self._buffers[place, num_bytes]
 
-    def flops_of(self) -> Callable[[Sequence[SegmentShape]], float]:
+    def flops_of(self) -> FlopsOf:
         """What segments ask of the model: so much a tile, or linear and quadratic in their patches, which two sizes
         determine."""
         samples = [self.adapter.sample((key,)) for key in self.adapter.axes[0].keys]

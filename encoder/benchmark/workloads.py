@@ -1,16 +1,15 @@
-"""What the engine bench encodes, and the arithmetic it has to do for it."""
+"""What the engine bench encodes."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeVar
 
-from encoder.adapters.base import Segment
-from encoder.adapters.minicpmv import MiniCPMV
+from encoder.adapters.base import EncoderAdapter, Segment
 from encoder.errors import ConfigError
 from encoder.pictures import TRAFFIC_SIZES, Size, draw_picture
 from encoder.types import SegmentShape
@@ -20,6 +19,12 @@ VIDEO_FRAMES, VIDEO_SIZE = 64, (1280, 720)
 MIXED_IMAGES, MIXED_SIDES = 20, (64, 4096)
 
 
+FlopsOf = Callable[[Sequence[SegmentShape]], float]
+"""Multiplications and additions that segments ask of a model, pads left out."""
+
+Drawn = TypeVar("Drawn")  # what names a picture or clip to be drawn
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Images prepared once; each is the list of its segments."""
@@ -27,7 +32,7 @@ class Workload:
     name: str
     images: tuple[tuple[Segment, ...], ...]
     saturated: bool  # many at a time, or one image alone
-    flops_of: Callable[[Sequence[SegmentShape]], float]  # what segments ask of the model, pads left out
+    flops_of: FlopsOf
 
     @property
     def segments(self) -> list[Segment]:
@@ -54,30 +59,39 @@ def choose(workloads: Sequence[Workload], only: Sequence[str]) -> list[Workload]
     return chosen
 
 
-def make_workloads(adapter: MiniCPMV, frames_adapter: MiniCPMV, *, small: bool = False) -> list[Workload]:
-    """The four workloads: (a) traffic, (b) one image alone, (c) random sizes, (d) video frames without slicing.
+def image_workloads(
+    adapter: EncoderAdapter, flops_of: FlopsOf, *, small: bool, most_ratio: float = math.inf
+) -> list[Workload]:
+    """Traffic, one image alone, random sizes; `small`: a taste of them, for a CPU.
 
-    `small`: a taste of them, for a CPU.
+    Images with one side over `most_ratio` times the other are left out.
     """
+
+    def make(name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
+        numbered = [(*size, seed) for seed, size in enumerate(sizes) if max(size) <= most_ratio * min(size)]
+        return Workload(
+            name=name,
+            images=prepared(lambda one: adapter.prepare(draw_picture(*one)), numbered),
+            saturated=saturated,
+            flops_of=flops_of,
+        )
+
     if small:
         return [
-            _workload(adapter, "traffic", TRAFFIC_SIZES[14:16], saturated=True),
-            _workload(adapter, "448x448 alone", SINGLE_SIZES[:1], saturated=False),
-            _workload(frames_adapter, "video", [VIDEO_SIZE] * 2, saturated=True),
+            make("traffic", TRAFFIC_SIZES[13:15], saturated=True),
+            make("448x448 alone", SINGLE_SIZES[:1], saturated=False),
         ]
     return [
-        _workload(adapter, "traffic", TRAFFIC_SIZES, saturated=True),
-        *(_workload(adapter, f"{w}x{h} alone", [(w, h)], saturated=False) for w, h in SINGLE_SIZES),
-        _workload(adapter, "random sizes", random_sizes(MIXED_IMAGES, 0), saturated=True),
-        _workload(frames_adapter, "video", [VIDEO_SIZE] * VIDEO_FRAMES, saturated=True),
+        make("traffic", TRAFFIC_SIZES, saturated=True),
+        *(make(f"{w}x{h} alone", [(w, h)], saturated=False) for w, h in SINGLE_SIZES),
+        make("random sizes", random_sizes(MIXED_IMAGES, 0), saturated=True),
     ]
 
 
-def _workload(adapter: MiniCPMV, name: str, sizes: Sequence[Size], *, saturated: bool) -> Workload:
-    numbered = [(*size, seed) for seed, size in enumerate(sizes)]
+def prepared(prepare: Callable[[Drawn], Iterable[Segment]], drawn: Iterable[Drawn]) -> tuple[tuple[Segment, ...], ...]:
+    """Segments of each image or clip, made by several threads."""
     with ThreadPoolExecutor() as threads:
-        images = tuple(threads.map(lambda one: tuple(adapter.prepare(draw_picture(*one))), numbered))
-    return Workload(name=name, images=images, saturated=saturated, flops_of=partial(useful_flops, adapter))
+        return tuple(threads.map(lambda one: tuple(prepare(one)), drawn))
 
 
 def random_sizes(count: int, seed: int) -> list[Size]:
@@ -89,17 +103,3 @@ def random_sizes(count: int, seed: int) -> list[Size]:
         return round(math.exp(rng.uniform(low, high)))
 
     return [(side(), side()) for _ in range(count)]
-
-
-def useful_flops(adapter: MiniCPMV, shapes: Sequence[SegmentShape]) -> float:
-    """Multiplications and additions that these segments ask of tower and resampler, as released, pads left out.
-
-    What does not depend on the image (the projection of the queries) is not counted.
-    """
-    sizes = adapter.sizes
-    width, tokens, queries = sizes.width, sizes.token_width, sizes.queries
-    layers = sizes.num_layers - sizes.drop_last_layer
-    per_patch = 2 * sizes.patch_bytes * width + layers * 2 * (4 * width**2 + 2 * width * sizes.mlp_width)
-    per_patch += 2 * width * tokens + 2 * 2 * tokens**2 + 4 * queries * tokens  # projection, K and V, cross-attention
-    per_slice = 2 * 2 * queries * tokens**2  # output projections of the tokens
-    return sum(shape.num_patches * (per_patch + layers * 4 * shape.num_patches * width) + per_slice for shape in shapes)

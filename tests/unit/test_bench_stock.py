@@ -8,7 +8,8 @@ import torch
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.adapters.tiles import TileAdapter
-from encoder.benchmark.stock import EagerLoop, make_workloads
+from encoder.benchmark.stock import EagerLoop
+from encoder.benchmark.workloads import image_workloads
 from encoder.config import EncoderConfig
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
@@ -31,7 +32,7 @@ def test_the_loop_computes_the_tokens_that_we_do(model: str, attending: Attendin
         assert isinstance(adapter, GridAdapter)
         grid_model = GridModel(adapter.family, weights, device, torch.float32, "sdpa", attending=attending)
         loop = EagerLoop(adapter, grid_model, device)
-    for workload in make_workloads(adapter, lambda shapes: 1.0, small=True):
+    for workload in image_workloads(adapter, lambda shapes: 1.0, small=True):
         for image in workload.images:
             ours, theirs = torch.cat(runner.encode(image)), loop.encode(image)
             assert (ours - theirs).norm() / ours.norm() < 1e-4

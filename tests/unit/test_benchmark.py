@@ -14,13 +14,14 @@ from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.qwen_vl import QwenVL
 from encoder.adapters.registry import load_adapter
 from encoder.benchmark import sweep
-from encoder.benchmark.baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
 from encoder.benchmark.files import save_json
+from encoder.benchmark.minicpmv import useful_flops
+from encoder.benchmark.minicpmv_baselines import EagerLoop, PaddedGrids, Stock, transformers_tower
 from encoder.benchmark.preparation import Preparation
 from encoder.benchmark.qwen_vl import QwenLoop, make_workloads
 from encoder.benchmark.report import table, write_plot
 from encoder.benchmark.rows import Report, Row
-from encoder.benchmark.workloads import random_sizes, useful_flops
+from encoder.benchmark.workloads import random_sizes
 from encoder.config import EncoderConfig
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner

@@ -1,4 +1,4 @@
-"""What the engine is measured against: transformers' own tower, eagerly, and captured in vLLM's padded grids."""
+"""What MiniCPM-V's bench measures beside us: transformers' own tower, eagerly, and captured in vLLM's padded grids."""
 
 # Shapes: B slices of a batch, L patches of a slice or grid, D tower width, E token width, Q queries.
 
