@@ -175,7 +175,7 @@ class EncoderWorkerActor:
 
 def outcomes_since(told: WorkerStats, now: WorkerStats) -> tuple[tuple[str, int], ...]:
     """What segments ran in since an earlier count: graphs, or eagerly for a reason."""
-    before, after = (Counter({"graph": stats.segment_hits, **(stats.segment_misses or {})}) for stats in (told, now))
+    before, after = (Counter({"graph": stats.segment_hits, **stats.segment_misses}) for stats in (told, now))
     return tuple((after - before).items())
 
 

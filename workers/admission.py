@@ -19,6 +19,12 @@ class Load:
     ms: float
     num_bytes: int
 
+    def __add__(self, other: Load) -> Load:
+        return Load(self.ms + other.ms, self.num_bytes + other.num_bytes)
+
+    def __sub__(self, other: Load) -> Load:
+        return Load(self.ms - other.ms, self.num_bytes - other.num_bytes)
+
     def __mul__(self, part: float) -> Load:
         return Load(self.ms * part, int(self.num_bytes * part))
 
@@ -40,7 +46,7 @@ def wait_ms(item: Load, *, total: Load, own: Load, limit: Load) -> float:
 
 def _excess_ms(item: Load, held: Load, limit: Load) -> float:
     """How much of what is held must be done before the item fits."""
-    over_ms = held.ms + item.ms - limit.ms
+    over_ms = held.ms + item.ms - limit.ms  # in numbers: the router asks of each of its workers when all are full
     over_bytes = held.num_bytes + item.num_bytes - limit.num_bytes
     if over_bytes > 0:  # bytes go as the work goes
         over_ms = max(over_ms, held.ms * min(1.0, over_bytes / max(1, held.num_bytes)))

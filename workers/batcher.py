@@ -125,13 +125,13 @@ class Batcher:
                 return
             total = Load(self.backlog_ms, self.backlog_bytes)
             load = self._loads[job.priority]
-            own = Load(load.ms, load.num_bytes + self._ready_bytes[job.priority])
+            own = load + Load(0.0, self._ready_bytes[job.priority])
             retry_ms = wait_ms(job.load, total=total, own=own, limit=self.limit)
             if retry_ms > 0:
                 raise PoolSaturatedError(self._refusal(total, job, retry_ms))
             job.rank_s = rank_s(job.priority, self._now_s(), self.batch_patience_s)
             self._admitted[job.priority][job] = None
-            self._loads[job.priority] = Load(load.ms + job.cost_ms, load.num_bytes + job.num_bytes)
+            self._loads[job.priority] = load + job.load
 
     def _refusal(self, total: Load, job: Job, retry_ms: float) -> str:
         if total.ms + job.cost_ms > self.limit.ms:
@@ -150,11 +150,8 @@ class Batcher:
             jobs = self._admitted[job.priority]
             if job in jobs:
                 del jobs[job]
-                load = self._loads[job.priority]
                 # Nothing left is no backlog: without this, rounding errors would add up.
-                self._loads[job.priority] = (
-                    Load(load.ms - job.cost_ms, load.num_bytes - job.num_bytes) if jobs else Load(0.0, 0)
-                )
+                self._loads[job.priority] = self._loads[job.priority] - job.load if jobs else Load(0.0, 0)
             self._freed.notify_all()
 
     # --- to be decoded -------------------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ RETRIED = "replay_failed"  # miss reason of segments that ran eagerly because a 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
-    """A batch under way."""
+class InFlight:
+    """A batch under way on the device."""
 
     batch: Batch
     launch: Launch
@@ -86,7 +86,7 @@ class GpuLoop:
         self._config = config
         self._batcher = batcher
         self._now_s = now_s
-        self._in_flight: deque[Flight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._use_graphs()
 
     @property
@@ -190,7 +190,7 @@ class GpuLoop:
             costs.append((self.holdings.eager.ms_per_patch, self.runner.eager.ms_per_patch))
         return any(abs(new - old) > NOTABLE_CHANGE * old for old, new in costs)
 
-    def _launch(self, batch: Batch) -> Flight:
+    def _launch(self, batch: Batch) -> InFlight:
         now_s = self._now_s()
         for entry in batch.entries:
             if entry.job.started_s is None:
@@ -201,9 +201,9 @@ class GpuLoop:
         if self._in_flight:  # it starts behind the one before it
             began_s = max(began_s, self._in_flight[-1].near_end_s)
         cost_ms = next((view.cost_ms for view in self.graphs if view.key == batch.replay.key), 0.0)
-        return Flight(batch, launch, began_s + NEAR_END * cost_ms / 1e3)
+        return InFlight(batch, launch, began_s + NEAR_END * cost_ms / 1e3)
 
-    def _land(self, flight: Flight) -> None:
+    def _land(self, flight: InFlight) -> None:
         try:
             outputs = self.runner.finish(flight.launch)
         except Exception as error:  # whatever the device or a kernel raises

@@ -131,7 +131,7 @@ class WorkerStats:
     num_eager_runs: int = 0
     eager_ms: float = 0.0  # that they took on the device
     segment_hits: int = 0
-    segment_misses: dict[str, int] | None = None  # by reason
+    segment_misses: dict[str, int] = field(default_factory=dict)  # by reason
     useful_patches: int = 0
     run_patches: int = 0  # padding included
     num_cached: int = 0  # items that cost no GPU time: hits and joins of the cache

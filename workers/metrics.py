@@ -77,7 +77,7 @@ def samples_of(report: WorkerReport) -> Iterator[Sample]:
         yield Sample("encpool_run_patches_total", (worker, graph), use.run_patches)
         yield Sample("encpool_predicted_gpu_seconds_total", (worker, graph), use.predicted_ms / 1e3)
         yield Sample("encpool_gpu_seconds_total", (worker, graph), use.real_ms / 1e3)
-    for reason, count in (stats.segment_misses or {}).items():
+    for reason, count in stats.segment_misses.items():
         yield Sample("encpool_segment_misses_total", (worker, reason), count)
     yield Sample("encpool_eager_runs_total", (worker,), stats.num_eager_runs)
     yield Sample("encpool_eager_gpu_seconds_total", (worker,), stats.eager_ms / 1e3)

@@ -151,7 +151,7 @@ def worker_stats(report: WorkerReport, columns: dict[str, dict[str, Any]]) -> di
         "max_queue_ms": report.max_queue_ms,
         "fill": stats.fill,
         "hits": stats.segment_hits,
-        "misses": sum((stats.segment_misses or {}).values()),
+        "misses": sum(stats.segment_misses.values()),
         "graph_bytes": report.graph_bytes,
         "cells": cells,
     }

@@ -48,7 +48,7 @@ class PoolStats:
         """Segments that ran eagerly, by reason."""
         total: Counter[str] = Counter()
         for report in self.reports:
-            total.update(report.stats.segment_misses or {})
+            total.update(report.stats.segment_misses)
         return dict(total)
 
     @cached_property
@@ -101,7 +101,7 @@ def _counts(stats: WorkerStats) -> dict[str, int]:
     cached = stats.cache.hits + stats.cache.joins
     return {
         "hits": stats.segment_hits,
-        "segments": stats.segment_hits + sum((stats.segment_misses or {}).values()),
+        "segments": stats.segment_hits + sum(stats.segment_misses.values()),
         "useful": stats.useful_patches,
         "run": stats.run_patches,
         "cached": cached,

@@ -34,7 +34,7 @@ class WorkerView:
         total = Load(self.in_flight_ms, self.in_flight_bytes)
         own = Load(self.urgent_ms, self.urgent_bytes)
         if not urgent:
-            own = Load(total.ms - own.ms, total.num_bytes - own.num_bytes)
+            own = total - own
         limit = Load(self.max_queue_ms, self.max_queue_bytes)
         return wait_ms(Load(cost_ms, num_bytes), total=total, own=own, limit=limit)
 
