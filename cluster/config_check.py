@@ -10,6 +10,8 @@ from encoder.adapters.registry import check_model, families
 from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig
 
+AUTO_DTYPES = {"cuda": "bfloat16", "cpu": "float32"}  # by device, in the order in which one is looked for
+
 
 def describe_config(config: PoolConfig) -> str:
     """One line on the pool.
@@ -26,7 +28,10 @@ def _describe(group: GroupConfig) -> str:
     graphs = _graphs(encoder, "cpu" if device == "cpu" else "cuda")
     limits = group.autoscale
     number = group.num_workers if limits is None else f"{limits.min_workers} to {limits.max_workers}"
-    return f"{number} x {encoder.model} in {encoder.dtype} on {device}, {graphs}"
+    devices = tuple(AUTO_DTYPES) if device == "auto" else (device,)
+    numbers = (AUTO_DTYPES[one] if encoder.dtype == "auto" else encoder.dtype for one in devices)
+    where = " or ".join(f"in {dtype} on {one}" for dtype, one in zip(numbers, devices, strict=True))
+    return f"{number} x {encoder.model} {where}, {graphs}"
 
 
 def _graphs(encoder: EncoderConfig, device: str) -> str:

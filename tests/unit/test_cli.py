@@ -157,6 +157,23 @@ def test_every_shipped_configuration_passes_the_check(capsys: pytest.CaptureFixt
         assert "graphs a worker" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("worker", "encoder", "numbers"),
+    [
+        ("", "", "in bfloat16 on cuda or in float32 on cpu"),
+        ("device: cpu, ", "", "in float32 on cpu"),
+        ("device: cuda, ", ", dtype: float16", "in float16 on cuda"),
+    ],
+)
+def test_the_check_says_in_which_numbers_a_worker_will_compute(
+    tmp_path: Path, worker: str, encoder: str, numbers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "pool.yaml"
+    config.write_text(f"num_workers: 2\nworker: {{{worker}encoder: {{model: tiny-minicpmv-2.6{encoder}}}}}\n")
+    assert status("config", "check", str(config)) == 0
+    assert f"2 x tiny-minicpmv-2.6 {numbers}, " in capsys.readouterr().out
+
+
 def test_models_lists_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
     assert status("models") == 0
     lines = capsys.readouterr().out.splitlines()
