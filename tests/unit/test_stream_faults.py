@@ -82,7 +82,7 @@ class FaultyPool(FakePool):
 
     def _answer(self, worker_id: str, batch: EncodeBatch) -> EncodeResult:
         fault = self._current
-        if fault in ("die", "away", "lost"):
+        if fault in ("die", "away", "lost", "closed"):  # who drains never takes anything again: another comes
             self.restart(worker_id)
         if fault == "die":
             raise WorkerGone("killed")
