@@ -71,6 +71,7 @@ class Leasing:
         answers = self._session.assign(requests, priority, traces=[item.trace for item in ripe])
         taken: set[Item] = set()
         gets_on = not is_idle
+        num_refused = 0
         for item, answer in zip(ripe, answers, strict=True):
             if isinstance(answer, Lease):
                 item.lease = answer
@@ -85,8 +86,9 @@ class Leasing:
             if item.turned_away is not None:  # and nobody else takes it
                 (_, said), item.turned_away = item.turned_away, None
                 answer = answer if answer.saturated else said
-            if self._refused(item, answer, time.monotonic(), behind_own=gets_on):
+            if self._refused(item, answer, time.monotonic(), behind_own=gets_on, turn=1 + num_refused // per_call):
                 taken.add(item)
+            num_refused += answer.saturated
         self._waiting = deque(item for item in self._waiting if item not in taken)
 
     def _ripe(self, priority: Priority, now_s: float) -> Iterator[Item]:
@@ -138,10 +140,12 @@ class Leasing:
             if item.is_open and not self._refused(item, refusal, now_s, behind_own=behind_own)
         )
 
-    def _refused(self, item: Item, refusal: Refusal, now_s: float, *, behind_own: bool = False) -> bool:
+    def _refused(self, item: Item, refusal: Refusal, now_s: float, *, behind_own: bool = False, turn: int = 1) -> bool:
         """Let an item come back later; True when it has waited too long and failed.
 
         While others of this stream get on, and `behind_own` calls, which have a limit of their own, it may wait.
+        It comes back once `turn` times the room it waits for may be there: streams that all asked for all they have
+        every few milliseconds would keep the router of a full pool from everything else.
         """
         if item.refused_s is None:
             item.refused_s = now_s
@@ -153,7 +157,7 @@ class Leasing:
             kind = PoolSaturatedError if refusal.saturated else WorkerLostError
             self._items.fail(item, kind(f"{refusal.message} (tried for {waited_s:.1f} s)"))
             return True
-        item.not_before_s = now_s + min(MAX_RETRY_S, max(MIN_RETRY_S, refusal.retry_ms / 1e3))
+        item.not_before_s = now_s + min(MAX_RETRY_S, turn * max(MIN_RETRY_S, refusal.retry_ms / 1e3))
         return False
 
     def turn_away(self, items: Sequence[Item], refusal: Refusal, now_s: float) -> None:

@@ -8,17 +8,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_pool import PICTURES, FakePool, client, encoded, retrying_soon
+from fakes import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.client import Client
 from cluster.planning.traces import read_trace
 from cluster.routing.leases import Lease, LeaseRequest
+from cluster.streams import leasing
 from cluster.streams import stream as stream_module
 from cluster.streams.items import Item
 from cluster.streams.outcomes import Outcome
@@ -417,6 +420,34 @@ def test_a_full_pool_is_retried_and_then_refused_with_the_hint() -> None:
         client(pool, saturated_timeout_s=0.1).encode(PICTURES[29])
     pool.router.release([lease.lease_id for lease in others if isinstance(lease, Lease)])
     assert client(pool).encode(PICTURES[29]).worker == "a"
+
+
+def test_what_a_full_pool_refuses_comes_back_a_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = FakePool("a", max_queue_ms=1)
+    request = LeaseRequest(shape=fake_shape(PICTURES[0]))
+    (other,) = pool.router.assign([request], priority=Priority.INTERACTIVE)
+    assert isinstance(other, Lease)
+    clock = Clock(time.monotonic())
+    monkeypatch.setattr(leasing, "time", SimpleNamespace(monotonic=clock))
+    one = client(pool, items_per_call=4, calls_per_worker=8)
+    stream = Stream(one)
+    encoded, header, shape = one.read(PICTURES[0])
+    for _ in range(32):
+        stream.add(
+            Item(source=PICTURES[0], encoded=encoded, shape=shape, note=header.note, read_s=0.0, timeout_s=None,
+                 on_end=lambda outcome: None)
+        )  # fmt: skip
+    asked = []
+    for _ in range(20):
+        before = pool.num_asked
+        stream.step(more=False, wait=False)
+        asked.append(pool.num_asked - before)
+        clock.now += 0.0101  # MIN_RETRY_S, and a little
+    assert asked[:4] == [32, 4, 8, 8]
+    assert max(asked[1:]) <= 16
+    pool.router.release([other.lease_id])
+    stream.step(more=False, wait=False)
+    assert pool.log == [("a", 1)]
 
 
 def test_a_worker_that_refuses_is_asked_again() -> None:
