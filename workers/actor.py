@@ -8,7 +8,6 @@ import queue
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from ray.exceptions import RayError
 from encoder.travel import MESSAGE_BYTES, from_bytes, to_bytes
 from encoder.types import GraphKey
 from workers.config import WorkerConfig
-from workers.messages import Beat, EncodeBatch, EncodeResult, Heard, WorkerReport, WorkerState, WorkerStats
+from workers.messages import Beat, EncodeBatch, EncodeResult, Heard, WorkerReport, WorkerState
 from workers.metrics import samples_of
 from workers.priority import Priority
 from workers.process import FreedMemory, keep_freed_memory, set_up_process
@@ -112,7 +111,6 @@ class EncoderWorkerActor:
         was_ready = False
         settled: list[int] = []
         looked_s = time.monotonic()  # after clients that were killed
-        told = WorkerStats()
         freed = FreedMemory()
         while self._worker.wait_started(self._interval_s) is WorkerState.STARTING:
             pass
@@ -130,7 +128,6 @@ class EncoderWorkerActor:
                     incarnation=report.incarnation,
                     state=report.state,
                     settled=tuple(settled),
-                    outcomes=outcomes_since(told, report.stats),
                     traced=self._worker.tracer.take(),
                 )
                 answer: Any = ray.get(self._router.hear.remote(to_bytes(beat)), timeout=ROUTER_TIMEOUT_S)
@@ -139,7 +136,6 @@ class EncoderWorkerActor:
                 if heard is Heard.UNKNOWN:
                     registered = None
                 settled.clear()
-                told = report.stats
                 if time.monotonic() - looked_s >= self._interval_s:
                     looked_s = time.monotonic()
                     self._give_up_silent_clients()
@@ -171,12 +167,6 @@ class EncoderWorkerActor:
         while not self._settled.empty():
             settled.append(self._settled.get())
         return settled
-
-
-def outcomes_since(told: WorkerStats, now: WorkerStats) -> tuple[tuple[str, int], ...]:
-    """What segments ran in since an earlier count: graphs, or eagerly for a reason."""
-    before, after = (Counter({"graph": stats.segment_hits, **stats.segment_misses}) for stats in (told, now))
-    return tuple((after - before).items())
 
 
 def worker_actor_class(config: WorkerConfig) -> Any:

@@ -166,13 +166,12 @@ class TracedItem:
 @travels
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A worker's short report to the router: that it lives, which leases it has settled, and what it did meanwhile."""
+    """A worker's short report to the router: that it lives, and which leases it has settled."""
 
     worker_id: str
     incarnation: str
     state: WorkerState
     settled: tuple[int, ...]
-    outcomes: tuple[tuple[str, int], ...] = ()  # segments since the last beat: "graph", or why they ran eagerly
     traced: tuple[TracedItem, ...] = ()  # since the last beat, while the router traces
 
 

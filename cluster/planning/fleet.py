@@ -12,9 +12,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
 from cluster.lifecycle.roster import Roster
+from cluster.planning.histogram import TrafficHistogram
 from cluster.planning.replanner import Replanner
 from cluster.planning.replanning import Replanning
-from cluster.planning.traffic import Traffic
 from encoder.adapters.registry import load_adapter
 from encoder.types import GraphKey
 from workers.messages import TracedItem, WorkerReport
@@ -54,14 +54,14 @@ class RayFleet:
             return None
         return report
 
-    def traffic(self) -> Traffic | None:
+    def traffic(self) -> TrafficHistogram | None:
         """See `Fleet.traffic`."""
         try:
-            traffic: Traffic = ray.get(self._router.traffic.remote(self._model), timeout=TIMEOUT_S)
+            traffic: bytes = ray.get(self._router.traffic.remote(self._model), timeout=TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
             logger.info("the router does not answer: %s", type(error).__name__)
             return None
-        return traffic
+        return TrafficHistogram.from_bytes(traffic)
 
     def take_trace(self) -> tuple[TracedItem, ...]:
         """Items of all models that ended since the last call, for one caller; none while the router does not answer."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgpack
@@ -31,7 +30,7 @@ class TrafficHistogram:
 
     Args:
         half_life_s: after so many seconds an item counts half.
-        max_entries: kinds of items that are told apart; of more, the rarest lately are only counted together.
+        max_entries: kinds of items that are told apart; of more, the rarest lately are forgotten.
         now_s: a clock in seconds.
     """
 
@@ -49,11 +48,6 @@ class TrafficHistogram:
         self._now_s = now_s
         self._born_s = self._landmark_s = now_s()
         self._counts: dict[Grids, float] = {}
-        self._dropped = 0.0
-
-    def observe(self, items: Iterable[Grids]) -> None:
-        """Count items that came just now."""
-        self.count(Counter(items))  # counted in C: a batch has few kinds
 
     def count(self, kinds: Mapping[Grids, float]) -> None:
         """Count so many items of each kind that came just now."""
@@ -75,28 +69,6 @@ class TrafficHistogram:
         window_s = self._window_s()
         return {grids: count / window_s for grids, count in self.counts().items()}
 
-    @property
-    def unknown(self) -> float:
-        """Faded count of the items whose kind was too rare to keep."""
-        weight = self._weight()
-        return (self._dropped + sum(sorted(self._counts.values(), reverse=True)[self.max_entries :])) / weight
-
-    def merge(self, other: TrafficHistogram) -> None:
-        """Add what another has counted, each as faded as it stands there; clocks may differ.
-
-        Raises:
-            ValueError: another half-life.
-        """
-        if other.half_life_s != self.half_life_s:
-            raise ValueError(f"half-lives of {self.half_life_s:g} s and {other.half_life_s:g} s do not add up")
-        self._born_s = min(self._born_s, self._now_s() - (other._now_s() - other._born_s))
-        ratio = self._weight() / other._weight()
-        for grids, count in other._counts.items():
-            self._counts[grids] = self._counts.get(grids, 0.0) + count * ratio
-        self._dropped += other._dropped * ratio
-        if len(self._counts) > self.max_entries * _SLACK:
-            self._drop_rarest()
-
     def to_bytes(self) -> bytes:
         """As msgpack, with times as ages, so that another process can go on with it."""
         packed: bytes = msgpack.packb(
@@ -105,7 +77,6 @@ class TrafficHistogram:
                 "half_life_s": self.half_life_s,
                 "max_entries": self.max_entries,
                 "age_s": self._now_s() - self._born_s,
-                "unknown": self.unknown,
                 "counts": list(self.counts().items()),
             }
         )
@@ -122,7 +93,6 @@ class TrafficHistogram:
             half_life_s, max_entries = float(fields["half_life_s"]), int(fields["max_entries"])
             histogram = cls(half_life_s=half_life_s, max_entries=max_entries, now_s=now_s)
             histogram._counts = counts
-            histogram._dropped = float(fields["unknown"])
             histogram._born_s -= float(fields["age_s"])
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             raise ConfigError(f"not a traffic histogram: {type(error).__name__}: {error}") from error
@@ -140,7 +110,6 @@ class TrafficHistogram:
         factor = 2.0 ** -min(exponent, 1100.0)  # beyond it nothing is left of a count
         faded = {grids: count * factor for grids, count in self._counts.items()}
         self._counts = {grids: count for grids, count in faded.items() if count > 0}
-        self._dropped *= factor
         self._landmark_s += exponent * self.half_life_s
 
     def _window_s(self) -> float:
@@ -150,7 +119,6 @@ class TrafficHistogram:
 
     def _drop_rarest(self) -> None:
         ordered = sorted(self._counts.items(), key=lambda entry: (-entry[1], entry[0]))
-        self._dropped += sum(count for _, count in ordered[self.max_entries :])
         self._counts = dict(ordered[: self.max_entries])
 
 

@@ -21,7 +21,6 @@ from cluster.planning.histogram import Grids, TrafficHistogram
 from cluster.planning.plan import Plan, changes, pays
 from cluster.planning.replan_config import ReplanConfig
 from cluster.planning.survey import Survey, survey
-from cluster.planning.traffic import Traffic
 from encoder.adapters.base import EncoderAdapter
 from encoder.config import EncoderConfig
 from encoder.types import GraphKey
@@ -41,8 +40,8 @@ class Fleet(Protocol):
     def report(self, worker_id: str) -> WorkerReport | None:
         """Of one; None when it does not answer."""
 
-    def traffic(self) -> Traffic | None:
-        """What the router has seen lately; None when it does not answer."""
+    def traffic(self) -> TrafficHistogram | None:
+        """Kinds of items that got leases lately; None when the router does not answer."""
 
     def apply(self, worker_id: str, keys: tuple[GraphKey, ...]) -> None:
         """Let a worker hold these graphs from now on."""
@@ -167,13 +166,11 @@ class Replanner:
             late = [f"{report.worker_id} is {report.state}" for report in reports if report not in ready]
             self._rest(f"not all workers are ready: {', '.join(late)}")
             return
-        histogram = TrafficHistogram.from_bytes(traffic.histogram)
-        rates = histogram.rates()
-        num_items = sum(histogram.counts().values())
+        num_items = sum(traffic.counts().values())
         if num_items < self._config.min_items:
             self._rest(f"too few items to plan for: {num_items:.0f} lately, min_items is {self._config.min_items:g}")
             return
-        self._planning = _Planning(self._survey(ready, rates), self._start)
+        self._planning = _Planning(self._survey(ready, traffic.rates()), self._start)
 
     def _survey(self, reports: Sequence[WorkerReport], rates: dict[Grids, float]) -> Survey:
         gib = self._config.memory_gib

@@ -21,4 +21,4 @@ class ModelDesk:
 
     def count(self) -> None:
         """Note the kinds of items that got leases since the last time."""
-        self.traffic.count(self.index.take_counts())
+        self.traffic.histogram.count(self.index.take_counts())

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster.lifecycle.processes import settle
-from cluster.planning.traffic import Traffic
 from cluster.routing.affinity import Homes, homing
 from cluster.routing.assign import Home
 from cluster.routing.leases import Answer, Ask, Lease, LeaseRequest, Refusal, pack, unpack
@@ -73,13 +72,13 @@ class Router:
         self._homes.open(report.worker_id, report.incarnation, report.cache_tokens)
 
     def beat(self, beat: Beat) -> Heard:
-        """A worker lives, has settled leases, and tells what its segments ran in."""
+        """A worker lives, has settled leases, and tells of items that ended, for a trace."""
         self._ledger.end(beat.settled)
         view = self.roster.views.get(beat.worker_id)
         if view is None:
             return Heard.UNKNOWN
         traffic = self.roster.desk(view.model).traffic
-        traffic.hear(beat)
+        traffic.hear(beat.traced)
         if not self.roster.hear(beat):
             return Heard.UNKNOWN
         return Heard.TRACING if traffic.is_tracing else Heard.KNOWN
@@ -112,11 +111,11 @@ class Router:
 
     # --- traffic -------------------------------------------------------------------------------------------------
 
-    def traffic(self, model: str = "") -> Traffic:
-        """Kinds of items that got leases for this model lately, and what became of their segments."""
+    def traffic(self, model: str = "") -> bytes:
+        """Kinds of items that got leases for this model lately: `TrafficHistogram.to_bytes`."""
         desk = self.roster.desk(model)
         desk.count()
-        return desk.traffic.traffic()
+        return desk.traffic.histogram.to_bytes()
 
     def take_trace(self) -> tuple[TracedItem, ...]:
         """Of all models; see `TrafficLog.take_trace`."""

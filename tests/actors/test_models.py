@@ -20,7 +20,6 @@ from cluster.gateway.threaded import GatewayThread
 from cluster.gateway.wire import EncodeOptions
 from cluster.http_client import HttpClient
 from cluster.planning.fleet import RayFleet, replanning
-from cluster.planning.histogram import TrafficHistogram
 from cluster.planning.replan_config import ReplanConfig
 from encoder.errors import ConfigError
 from encoder.media import decode_image
@@ -74,7 +73,7 @@ def test_each_item_gets_the_tokens_of_the_model_asked_for(
         traffic = fleet.traffic()
         assert traffic is not None
         kinds = {outcome.embedding.shape.grids for outcome in outcomes[model] if outcome.embedding is not None}
-        assert TrafficHistogram.from_bytes(traffic.histogram).counts().keys() == kinds
+        assert traffic.counts().keys() == kinds
 
 
 def test_a_model_must_be_named_and_known(models_pool: EncoderPool) -> None:

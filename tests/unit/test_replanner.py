@@ -14,7 +14,6 @@ from cluster.planning.replan_config import ReplanConfig
 from cluster.planning.replanner import Replanner
 from cluster.planning.replanning import Replanning
 from cluster.planning.survey import item_sizes, survey
-from cluster.planning.traffic import Traffic
 from encoder.adapters.base import EncoderAdapter
 from encoder.adapters.registry import load_adapter
 from encoder.config import EncoderConfig
@@ -87,11 +86,11 @@ class SimulatedFleet:
             capture_ms=200.0,
         )
 
-    def traffic(self) -> Traffic | None:
+    def traffic(self) -> TrafficHistogram | None:
         histogram = TrafficHistogram(now_s=self.clock)
         histogram.count(self.kinds)
         self.clock.now += 100
-        return Traffic(histogram=histogram.to_bytes(), outcomes={})
+        return histogram
 
     def apply(self, worker_id: str, keys: tuple[GraphKey, ...]) -> None:
         self.looks[worker_id] = 0

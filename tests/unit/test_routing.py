@@ -454,7 +454,7 @@ def test_a_worker_that_drops_a_graph_keeps_its_leases() -> None:
 
 
 def seen(router: Router, model: str = "") -> dict[tuple[Grid, ...], float]:
-    return TrafficHistogram.from_bytes(router.traffic(model).histogram, now_s=router._now_s).counts()
+    return TrafficHistogram.from_bytes(router.traffic(model), now_s=router._now_s).counts()
 
 
 def test_what_got_a_lease_is_counted_by_shape_and_what_was_refused_is_not() -> None:
@@ -464,25 +464,6 @@ def test_what_got_a_lease_is_counted_by_shape_and_what_was_refused_is_not() -> N
     pool.register(report("v", max_queue_ms=1e6))  # plans are made anew: counts stay
     pool.assign([LeaseRequest(shape=shape(2)), LeaseRequest(shape=shape())])
     assert seen(pool) == {GRIDS: 3, GRIDS * 2: 1}
-
-
-def test_outcomes_fade() -> None:
-    clock = Clock()
-    pool = router(clock)
-    pool.register(report("w"))
-    told = Beat(
-        worker_id="w",
-        incarnation="w/0",
-        state=WorkerState.READY,
-        settled=(),
-        outcomes=(("graph", 30), ("too_large", 10)),
-    )
-    pool.beat(told)
-    clock.now += 600
-    pool.beat(replace(told, outcomes=(("graph", 5),)))
-    traffic = pool.traffic()
-    assert traffic.outcomes == pytest.approx({"graph": 20, "too_large": 5})
-    assert traffic.hit_rate == pytest.approx(0.8)
 
 
 def test_a_trace_begins_with_the_first_fetch_and_ends_when_nobody_fetches() -> None:
@@ -508,12 +489,11 @@ def test_each_model_has_traffic_and_workers_of_its_own_and_one_trace_has_all() -
     for worker_id, model in (("w", "fake"), ("v", "other")):
         pool.register(report(worker_id, model=model))
         item = TracedItem(time_s=1.0, model=model, grids=GRIDS, graphs=(), misses=(), ms=3.0)
-        assert pool.beat(replace(beat(worker_id), outcomes=((model, 3),), traced=(item,))) is Heard.TRACING
+        assert pool.beat(replace(beat(worker_id), traced=(item,))) is Heard.TRACING
     pool.lease(pack([LeaseRequest(shape=shape())] * 2))
     pool.lease(pack([LeaseRequest(shape=shape(2))], model="other"))
     assert (pool.worker_ids(), pool.worker_ids(""), pool.worker_ids("other")) == (["w", "v"], ["w"], ["v"])
     assert (seen(pool), seen(pool, "other")) == ({GRIDS: 2}, {GRIDS * 2: 1})
-    assert (pool.traffic().outcomes, pool.traffic("other").outcomes) == ({"fake": 3}, {"other": 3})
     assert [one.model for one in pool.take_trace()] == ["fake", "other"]
 
 
