@@ -12,7 +12,7 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from cluster.lifecycle.roster import ROUTER, Roster, find_actor
+from cluster.lifecycle.actors import ROUTER, WorkerHandles, find_actor
 from encoder.errors import WorkerStartError
 from workers.cache_keys import short_digest
 from workers.messages import EncodeResult
@@ -39,7 +39,7 @@ class Lookup:
             router = find_actor(pool, ROUTER)
         except (ConnectionError, ValueError, RayError) as error:
             raise WorkerStartError(f"no pool {pool!r} at {ray_address or 'the Ray cluster here'}: {error}") from error
-        return cls(router, Roster(pool).handle, timeout_s=timeout_s)
+        return cls(router, WorkerHandles(pool).handle, timeout_s=timeout_s)
 
     def find(self, digests: Sequence[bytes], *, scope: str = "") -> list[torch.Tensor | None]:
         """Tokens `[T, E]` of each content, with memory of their own; None where no cache has them (any more)."""

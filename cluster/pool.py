@@ -19,8 +19,8 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from cluster.client import Client, clients_of
 from cluster.config import PoolConfig, load_config
 from cluster.lifecycle import local_ray
+from cluster.lifecycle.actors import ROUTER, WorkerHandles, find_actor
 from cluster.lifecycle.launching import RayCrew
-from cluster.lifecycle.roster import ROUTER, Roster, find_actor
 from cluster.lifecycle.standing import SupervisorCalls
 from cluster.lifecycle.stats import PoolStats
 from cluster.lifecycle.status import PoolStatus, wait_until
@@ -65,10 +65,10 @@ class EncoderPool:
         self._router = router
         self._control = control
         self._gate = gate
-        self._roster = Roster(name)
-        self._roster.keep([worker.worker_id for worker in control.status().workers])
+        self._workers = WorkerHandles(name)
+        self._workers.keep([worker.worker_id for worker in control.status().workers])
         transport = RayTransport(
-            router, self._roster, timeout_s=ROUTER_TIMEOUT_S, max_shared_bytes=config.max_shared_bytes, gate=gate
+            router, self._workers, timeout_s=ROUTER_TIMEOUT_S, max_shared_bytes=config.max_shared_bytes, gate=gate
         )
         exporter = RayExporter()
         self._clients = clients_of(
@@ -204,15 +204,15 @@ class EncoderPool:
         members = self.members()
         reports = []
         with self._gate:
-            self._roster.keep([member.worker_id for member in members])
-            calls = [worker.report.remote() for worker in self._roster.handles()]
+            self._workers.keep([member.worker_id for member in members])
+            calls = [worker.report.remote() for worker in self._workers.handles()]
             done = ray.wait(calls, num_returns=len(calls), timeout=REPORT_TIMEOUT_S)[0] if calls else []
             for call in done:
                 try:
                     reports.append(ray.get(call, timeout=REPORT_TIMEOUT_S))
                 except RayError as error:
                     logger.info("a worker does not report: %s", type(error).__name__)
-        return PoolStats(num_workers=len(self._roster), members=tuple(members), reports=tuple(reports))
+        return PoolStats(num_workers=len(self._workers), members=tuple(members), reports=tuple(reports))
 
     def take_trace(self) -> tuple[TracedItem, ...]:
         """What was encoded since the last call, by whomever: for one caller at a time, who calls every few seconds.

@@ -106,7 +106,7 @@ class _Started:
 def _raise(config: PoolConfig, address: str | None, *, serve: bool, started: _Started) -> tuple[PoolStatus, str | None]:
     """The pool, and its gateway's URL if it shall have one."""
     from cluster.lifecycle import local_ray
-    from cluster.lifecycle.roster import pools_here
+    from cluster.lifecycle.actors import pools_here
     from cluster.lifecycle.standing import raise_pool
 
     own = local_ray.attach(address, show_logs=True)
@@ -191,8 +191,8 @@ def run_down(parsed: argparse.Namespace) -> int:
     """End a pool, and our head with the last one."""
     from cluster.gateway.actor import drain_gateways
     from cluster.lifecycle import local_ray
+    from cluster.lifecycle.actors import pools_here
     from cluster.lifecycle.head import running_head, stop_abandoned, stop_unused
-    from cluster.lifecycle.roster import pools_here
     from cluster.lifecycle.standing import end_pool
 
     if stop_abandoned():
@@ -239,7 +239,7 @@ def connected(name: str | None) -> Iterator[EncoderPool]:
 
 def _choose(name: str | None) -> str:
     """The pool that is meant. Raises ConfigError when that is not clear, WorkerStartError where there is none."""
-    from cluster.lifecycle.roster import pools_here
+    from cluster.lifecycle.actors import pools_here
 
     if name is not None:
         return name

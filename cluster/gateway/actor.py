@@ -16,9 +16,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.config import PoolConfig
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
+from cluster.lifecycle.actors import NAMESPACE, actor_name, find_actor, parts_of
 from cluster.lifecycle.local_ray import NOTICE_DEATHS
 from cluster.lifecycle.processes import settle
-from cluster.lifecycle.roster import NAMESPACE, actor_name, find_actor, parts_of
 from encoder.errors import ConfigError, WorkerStartError
 from workers.messages import ErrorNote
 from workers.process import set_up_process

@@ -21,10 +21,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
+from cluster.lifecycle.actors import NAMESPACE, ROUTER, actor_name, find_actor
 from cluster.lifecycle.crew import Life, Sight
 from cluster.lifecycle.nodes import NodeRoom, check_total, choose_node, demand_of, describe_demand, settle_groups
 from cluster.lifecycle.places import place_name, places_of
-from cluster.lifecycle.roster import NAMESPACE, ROUTER, actor_name, find_actor
 from cluster.routing.roster import Member
 from cluster.routing.router import RouterActor
 from encoder.errors import PoolClosedError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
-from cluster.lifecycle.roster import NAMESPACE, actor_name
+from cluster.lifecycle.actors import NAMESPACE, actor_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ from ray.util.placement_group import remove_placement_group
 
 from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
+from cluster.lifecycle.actors import NAMESPACE, ROUTER, SUPERVISOR, actor_name, find_actor, parts_of, pools_here
 from cluster.lifecycle.launching import RayCrew
 from cluster.lifecycle.places import places_of
 from cluster.lifecycle.processes import born
-from cluster.lifecycle.roster import NAMESPACE, ROUTER, SUPERVISOR, actor_name, find_actor, parts_of, pools_here
 from cluster.lifecycle.status import PoolStatus
 from cluster.lifecycle.supervisor import Supervisor
 from cluster.planning.fleet import replanning

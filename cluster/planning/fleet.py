@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from cluster.config import PoolConfig
 from cluster.groups import GroupConfig
-from cluster.lifecycle.roster import Roster
+from cluster.lifecycle.actors import WorkerHandles
 from cluster.planning.histogram import TrafficHistogram
 from cluster.planning.replanner import Replanner
 from cluster.planning.replanning import Replanning
@@ -30,14 +30,14 @@ class RayFleet:
     def __init__(self, pool: str, router: Any, model: str = "") -> None:
         """`model`: whose workers and traffic, in a pool of several; the first one's when left out."""
         self._router, self._model = router, model
-        self._roster = Roster(pool)
+        self._workers = WorkerHandles(pool)
 
     def reports(self) -> Sequence[WorkerReport] | None:
         """See `Fleet.reports`."""
         try:
             worker_ids: list[str] = ray.get(self._router.worker_ids.remote(self._model), timeout=TIMEOUT_S)
-            self._roster.keep(worker_ids)
-            calls = [self._roster.handle(worker_id).report.remote() for worker_id in worker_ids]
+            self._workers.keep(worker_ids)
+            calls = [self._workers.handle(worker_id).report.remote() for worker_id in worker_ids]
             reports: list[WorkerReport] = ray.get(calls, timeout=TIMEOUT_S)
         except (RayError, ValueError) as error:
             logger.info("not all workers report: %s", type(error).__name__)
@@ -47,10 +47,10 @@ class RayFleet:
     def report(self, worker_id: str) -> WorkerReport | None:
         """See `Fleet.report`."""
         try:
-            report: WorkerReport = ray.get(self._roster.handle(worker_id).report.remote(), timeout=TIMEOUT_S)
+            report: WorkerReport = ray.get(self._workers.handle(worker_id).report.remote(), timeout=TIMEOUT_S)
         except (RayError, ValueError) as error:
             logger.info("%s does not report: %s", worker_id, type(error).__name__)
-            self._roster.drop(worker_id)
+            self._workers.drop(worker_id)
             return None
         return report
 
@@ -74,7 +74,7 @@ class RayFleet:
 
     def apply(self, worker_id: str, keys: tuple[GraphKey, ...]) -> None:
         """See `Fleet.apply`."""
-        self._roster.handle(worker_id).apply_graphs.remote(keys)
+        self._workers.handle(worker_id).apply_graphs.remote(keys)
 
 
 def replanning(config: PoolConfig, groups: Sequence[GroupConfig], pool: str, router: Any) -> Replanning:

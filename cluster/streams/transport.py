@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from cluster.lifecycle.roster import Roster
+from cluster.lifecycle.actors import WorkerHandles
 from cluster.routing.assign import NO_WORKER_RETRY_MS
 from cluster.routing.leases import Answer, Ask, Refusal
 from cluster.streams.slabs import Lent, Slabs
@@ -151,11 +151,17 @@ class RayTransport:
     """
 
     def __init__(
-        self, router: Any, roster: Roster, *, timeout_s: float, max_shared_bytes: int = 0, gate: Gate | None = None
+        self,
+        router: Any,
+        workers: WorkerHandles,
+        *,
+        timeout_s: float,
+        max_shared_bytes: int = 0,
+        gate: Gate | None = None,
     ) -> None:
         """`timeout_s` bounds calls to the router, `max_shared_bytes` memory that is lent to workers near by."""
         self.gate = gate or Gate(connected=ray.is_initialized)
-        self.roster = roster
+        self.workers = workers
         self._router = router
         self._timeout_s = timeout_s
         self._slabs = Slabs(max_shared_bytes)
@@ -165,7 +171,7 @@ class RayTransport:
 
     def num_workers(self) -> int:
         """Workers that this client knows of."""
-        return len(self.roster)
+        return len(self.workers)
 
     def lease(self, ask: Ask) -> Answer:
         try:
@@ -205,7 +211,7 @@ class RayTransport:
                 self._census, self._census_s = self._router.worker_ids.remote(), now_s
             elif self._census is not None and ray.wait([self._census], timeout=0)[0]:
                 census, self._census = self._census, None
-                self.roster.keep(ray.get(census, timeout=self._timeout_s))
+                self.workers.keep(ray.get(census, timeout=self._timeout_s))
         except RayError as error:  # it restarts; those known so far will do
             logger.info("the router does not say who is there: %s", type(error).__name__)
         finally:
@@ -215,7 +221,7 @@ class RayTransport:
         try:
             with self.gate:
                 # A group of its own, or the call would queue behind those of batch items for one of their threads.
-                encode = self.roster.handle(worker_id).encode.options(concurrency_group=str(batch.priority))
+                encode = self.workers.handle(worker_id).encode.options(concurrency_group=str(batch.priority))
                 sent, lent = self._slabs.lend(worker_id, batch)
                 is_small = sum(item.encoded.nbytes for item in sent.items) <= MESSAGE_BYTES
                 return RayCall(worker_id, encode.remote(to_bytes(sent) if is_small else sent), lent)
@@ -253,12 +259,12 @@ class RayTransport:
 
     def cancel(self, worker_id: str, call_id: str, numbers: Sequence[int] | None = None) -> None:
         with self.gate, suppress(ValueError):  # it left the pool, and the call with it
-            self.roster.handle(worker_id).cancel.remote(call_id, numbers)
+            self.workers.handle(worker_id).cancel.remote(call_id, numbers)
 
     def suspect(self, incarnation: str) -> None:
         with self.gate:
             worker_id = incarnation.rpartition("/")[0]
-            self.roster.drop(worker_id)
+            self.workers.drop(worker_id)
             self._slabs.forget(worker_id)
             self._router.suspect.remote(incarnation)
 

@@ -15,7 +15,7 @@ import ray
 
 from cluster.client import Client
 from cluster.config import PoolConfig
-from cluster.lifecycle.roster import ROUTER, Roster, find_actor
+from cluster.lifecycle.actors import ROUTER, WorkerHandles, find_actor
 from cluster.streams.transport import RayTransport
 from encoder.adapters.registry import load_adapter
 
@@ -23,7 +23,7 @@ from encoder.adapters.registry import load_adapter
 def main(address: str, pool: str, config_json: str, pictures_file: str, rounds: str) -> None:
     ray.init(address=address, namespace="encpool", logging_level=40)
     config = PoolConfig.model_validate_json(config_json)
-    transport = RayTransport(find_actor(pool, ROUTER), Roster(pool), timeout_s=20)
+    transport = RayTransport(find_actor(pool, ROUTER), WorkerHandles(pool), timeout_s=20)
     client = Client(
         config, load_adapter(config.worker.encoder), transport, num_workers=lambda: max(1, config.num_workers)
     )

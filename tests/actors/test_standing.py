@@ -20,9 +20,9 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 from cluster import EncoderPool
+from cluster.lifecycle.actors import SUPERVISOR, find_actor, parts_of, pools_here
 from cluster.lifecycle.places import places_of
 from cluster.lifecycle.processes import born
-from cluster.lifecycle.roster import SUPERVISOR, find_actor, parts_of, pools_here
 from cluster.lifecycle.standing import end_pool, raise_pool
 from cluster.lifecycle.status import Stage
 from cluster.lifecycle.top import watch_pool

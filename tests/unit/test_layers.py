@@ -26,7 +26,7 @@ RAY_FILES = {
     "cluster/lifecycle/launching.py",
     "cluster/planning/fleet.py",
     "cluster/lifecycle/places.py",
-    "cluster/lifecycle/roster.py",
+    "cluster/lifecycle/actors.py",
     "cluster/lifecycle/standing.py",
     "cluster/gateway/actor.py",
     "cluster/lookup.py",

@@ -16,9 +16,9 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError
 
 from cluster.config import PoolConfig
 from cluster.lifecycle import local_ray
+from cluster.lifecycle.actors import WorkerHandles
 from cluster.lifecycle.head import Head
 from cluster.lifecycle.launching import RayCrew
-from cluster.lifecycle.roster import Roster
 from cluster.routing.leases import pack
 from cluster.streams.transport import Gate, RayCall, RayTransport, WorkerAway, WorkerGone
 from encoder.errors import PoolClosedError, WorkerStartError
@@ -182,7 +182,7 @@ def test_a_shut_gate_lets_nobody_in_and_waits_for_those_inside() -> None:
 @pytest.mark.parametrize("by", ["the pool", "somebody else"])
 def test_a_closed_transport_makes_no_call_that_would_start_a_ray(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     fake = FakeRay(monkeypatch)
-    transport = RayTransport(object(), Roster("none"), timeout_s=1)
+    transport = RayTransport(object(), WorkerHandles("none"), timeout_s=1)
     if by == "the pool":
         fake.up = True
         transport.gate.close()
@@ -239,5 +239,5 @@ def test_a_call_that_never_left_is_told_from_one_whose_worker_died(
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     with pytest.raises(WorkerGone) as caught:
-        RayTransport(object(), Roster("none"), timeout_s=1).result(RayCall("w", 1))
+        RayTransport(object(), WorkerHandles("none"), timeout_s=1).result(RayCall("w", 1))
     assert type(caught.value) is kind

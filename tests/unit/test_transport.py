@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.exceptions import GetTimeoutError
 
-from cluster.lifecycle.roster import Roster
+from cluster.lifecycle.actors import WorkerHandles
 from cluster.routing.leases import Answer, Refusal, pack
 from cluster.streams.transport import RayTransport
 from encoder.travel import to_bytes
@@ -41,7 +41,7 @@ def test_leases_that_come_when_nobody_waits_any_more_return(
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get", get)
     router = LateRouter()
-    transport = RayTransport(router, Roster("none"), timeout_s=1)
+    transport = RayTransport(router, WorkerHandles("none"), timeout_s=1)
     if isinstance(cut_short, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             transport.lease(pack([]))
@@ -60,6 +60,6 @@ def test_a_router_that_dies_before_it_answers_has_given_no_leases(monkeypatch: p
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get", get)
     router = LateRouter()
-    RayTransport(router, Roster("none"), timeout_s=1).lease(pack([]))
+    RayTransport(router, WorkerHandles("none"), timeout_s=1).lease(pack([]))
     router.answer.set_exception(ray.exceptions.ActorDiedError())
     assert router.returned == []

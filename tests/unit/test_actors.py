@@ -10,8 +10,8 @@ import pytest
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from cluster.lifecycle import roster
-from cluster.lifecycle.roster import Roster
+from cluster.lifecycle import actors
+from cluster.lifecycle.actors import WorkerHandles
 from cluster.lifecycle.stats import PoolStats
 from cluster.pool import EncoderPool
 from cluster.streams.transport import Gate
@@ -29,8 +29,8 @@ def test_a_look_up_that_hangs_keeps_nobody_from_a_worker_that_is_known(monkeypat
             answer.wait(20)
         return f"{pool}.{part}"
 
-    monkeypatch.setattr(roster, "find_actor", find)
-    workers = Roster("p")
+    monkeypatch.setattr(actors, "find_actor", find)
+    workers = WorkerHandles("p")
     workers.keep(["a"])
     hanging = threading.Thread(target=workers.handle, args=("b",))
     hanging.start()
@@ -55,8 +55,8 @@ def test_only_workers_that_are_to_be_known_are_known(monkeypatch: pytest.MonkeyP
             raise ValueError(part)
         return part
 
-    monkeypatch.setattr(roster, "find_actor", find)
-    workers = Roster("p")
+    monkeypatch.setattr(actors, "find_actor", find)
+    workers = WorkerHandles("p")
     workers.keep(["a", "b"])
     assert workers.handles() == ["a"]
     workers.keep(["b", "c"])

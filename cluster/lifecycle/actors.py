@@ -24,7 +24,7 @@ def find_actor(pool: str, part: str) -> Any:
 
 
 def parts_of(pool: str) -> list[str]:
-    """The parts of a pool whose actors are there: worker ids, router, supervisor."""
+    """The parts of a pool whose actors are there: worker ids, router, supervisor, gateways."""
     prefix = actor_name(pool, "")
     return [name.removeprefix(prefix) for name in _names() if name.startswith(prefix)]
 
@@ -40,7 +40,7 @@ def _names() -> list[str]:
     return [entry["name"] for entry in named if entry["namespace"] == NAMESPACE]
 
 
-class Roster:
+class WorkerHandles:
     """Handles of workers, looked up when one is named for the first time.
 
     Any thread may ask. Its dict changes in one step each, without a lock: a look-up may take long.
