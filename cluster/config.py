@@ -126,7 +126,8 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     """The HTTP front door, where there is one."""
 
     trace_file: Path | None = None
-    """Where clients of the pool note each item and what became of it, for `encpool plan`. None: nowhere."""
+    """Where programs that encode through the pool, not its gateways, note each item and what became of it, for
+    `encpool plan`; `encpool trace` records what any of them encode. None: nowhere."""
 
     client_timeout_s: float = Field(default=10.0, ge=0.5, le=MAX_S)
     """A client not heard of for this long is gone: its leases end, and workers drop what they hold of it."""

@@ -21,7 +21,7 @@ from cluster.gateway.wire import MSGPACK, EncodeOptions, ItemAnswer, ItemTokens,
 from cluster.http_client.patience import Patience
 from cluster.http_client.refusals import PutOff, error_of, refusal, retry_after, unreachable
 from cluster.http_client.sources import Source, SourcesBroken, check_many, each, load
-from encoder.errors import ConfigError, EncoderPoolError, PoolError, RequestError
+from encoder.errors import ConfigError, EncoderPoolError, PoolError, RequestError, RequestTooLargeError
 from workers import spans
 
 AGAIN = frozenset({429, 502, 503})
@@ -50,7 +50,8 @@ class AsyncHttpClient:
             options: model, deadline and the like of every item.
             patience_s: how long an item is asked for again before it fails.
             max_connections: requests that `encode_many` has under way.
-            items_per_request: items that `encode_many` puts into one.
+            items_per_request: items that `encode_many` puts into one; fewer where the gateway, or a proxy before it,
+                does not take so many, or so many bytes.
 
         Raises:
             ConfigError: the URL has no http:// or https://.
@@ -154,7 +155,18 @@ class AsyncHttpClient:
     # --- one request -----------------------------------------------------------------------------------------------
 
     async def _ask(self, items: Sequence[RequestItem]) -> list[ItemAnswer]:
-        """An answer for each item, in order; those put off are asked again while patience lasts."""
+        """An answer for each item, in order. What is too much for one request is asked in two."""
+        try:
+            return await self._ask_together(items)
+        except RequestTooLargeError as error:
+            if len(items) == 1:  # its neighbours have nothing to do with it
+                return [ItemAnswer(index=0, status=413, error=type(error).__name__, message=str(error))]
+        half = len(items) // 2
+        first, rest = await self._ask(items[:half]), await self._ask(items[half:])
+        return [*first, *(replace(answer, index=half + answer.index) for answer in rest)]
+
+    async def _ask_together(self, items: Sequence[RequestItem]) -> list[ItemAnswer]:
+        """The answers to one request; items put off are asked for again while patience lasts."""
         answers = {answer.index: answer for answer in _unreadable(items)}
         patience = Patience(self._patience_s, self._rng)
         while left := [index for index in range(len(items)) if index not in answers]:

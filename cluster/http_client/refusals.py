@@ -7,7 +7,7 @@ import os
 import aiohttp
 
 from cluster.gateway.wire import ItemAnswer
-from encoder.errors import ERRORS, EncoderPoolError, PoolError, RequestError
+from encoder.errors import ERRORS, EncoderPoolError, PoolError, RequestError, RequestTooLargeError
 
 
 class PutOff(Exception):
@@ -30,6 +30,8 @@ async def refusal(response: aiohttp.ClientResponse) -> EncoderPoolError:
         error = (await response.json(content_type=None))["error"]
         return ERRORS.get(error["type"], RequestError)(error["message"])
     except (ValueError, KeyError, TypeError, aiohttp.ClientError):
+        if response.status == 413:
+            return RequestTooLargeError(f"{response.url.origin()} takes no request so large: a proxy's limit?")
         return PoolError(f"{response.url.origin()} answers {response.status} {response.reason}: is it a gateway?")
 
 

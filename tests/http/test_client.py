@@ -31,6 +31,7 @@ from encoder.errors import (
     PoolClosedError,
     PoolError,
     PoolSaturatedError,
+    RequestTooLargeError,
     UnauthorizedError,
 )
 
@@ -57,6 +58,34 @@ def test_one_image_and_many_in_order_as_the_pool_encodes_them(
         if answer.tokens is not None:
             same = pool.encode(source).tokens.numpy()
             np.testing.assert_allclose(answer.tokens.numpy(), same, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_too_much_for_one_request_is_asked_in_several_and_too_large_an_item_fails_alone(
+    pool: EncoderPool, pictures: list[bytes]
+) -> None:
+    limit = max(map(len, pictures)) + 1000
+    sources = [*pictures, b"x" * limit, *pictures]
+    config = GatewayConfig(port=0, max_request_items=2, max_request_bytes=limit)
+    with GatewayThread(pool, config) as gateway, HttpClient(gateway.url) as client:
+        answers = list(client.encode_many(sources))
+        with pytest.raises(RequestTooLargeError, match=f"the limit is {limit}"):
+            client.encode(b"x" * limit)
+    assert [answer.index for answer in answers] == list(range(len(sources)))
+    assert [answer.status for answer in answers] == [200] * len(pictures) + [413] + [200] * len(pictures)
+    assert isinstance(error_of(answers[len(pictures)]), RequestTooLargeError)
+    for source, answer in zip(sources, answers, strict=True):
+        if answer.tokens is not None:
+            assert answer.tokens.grids == pool.encode(source).shape.grids
+
+
+def test_a_proxy_that_takes_no_request_so_large_is_asked_in_two(moody: Any) -> None:
+    moody.script = ["proxy"]
+    with HttpClient(f"http://127.0.0.1:{moody.server_port}", max_connections=1) as client:
+        assert [answer.status for answer in client.encode_many([b"a", b"b"])] == [200, 200]
+        moody.script = ["proxy"]
+        with pytest.raises(RequestTooLargeError, match=r"http://127.0.0.1:\d+ takes no request so large"):
+            client.encode(b"x")
+    assert moody.num_asked == 4
 
 
 def test_errors_are_raised_with_their_type(client: HttpClient, gateway: GatewayThread, pictures: list[bytes]) -> None:
@@ -188,6 +217,8 @@ class Moody(BaseHTTPRequestHandler):
         elif mood == "item full":
             late = ItemAnswer(index=0, status=429, error="PoolSaturatedError", message="full")
             self._answer(429, MSGPACK, b"".join(msgpack_answer("m", [late])))
+        elif mood == "proxy":
+            self._answer(413, "text/html", b"<h1>413 Request Entity Too Large</h1>")
         else:
             self._refuse(int(mood))
 
