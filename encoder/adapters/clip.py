@@ -32,9 +32,7 @@ class Clip:
         self.vision = vision_config(config, _DEFAULTS)
         self.pooled = pooled
         self.projected = bool({*_PROJECTED} & {*config.get("architectures", ())})
-        self.projection = (
-            config.get("projection_dim", 512) if "vision_config" in config else self.vision["projection_dim"]
-        )
+        self.projection = config.get("projection_dim", 512)
         side = self.vision["image_size"]
         self.tile_size = read_size(config, "crop_size", side)
         self.shortest_edge = min(read_size(config, "size", side))

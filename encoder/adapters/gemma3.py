@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from encoder.config import EncoderConfig
 
 _DEFAULTS = {"hidden_size": 768, "image_size": 224, "patch_size": 16, "layer_norm_eps": 1e-6}
+_PAN_AND_SCAN: dict[str, Any] = {
+    "min_crop_size": 256,
+    "max_num_crops": 4,
+    "min_ratio_to_activate": 1.2,
+}  # released files have null
 
 
 class Gemma3:
@@ -38,23 +43,25 @@ class Gemma3:
         self.hidden_size = text_width(config, name)
         self.pixels = read_pixels(config, HALF_BILINEAR)
         settings = processor_of(config)
-        self.pan_and_scan = settings if settings.get("do_pan_and_scan") else None
+        self.pans = bool(settings.get("do_pan_and_scan"))
+        self.least_side, self.most_pieces, self.least_ratio = (
+            settings.get(f"pan_and_scan_{key}") or default for key, default in _PAN_AND_SCAN.items()
+        )
 
     def cut(self, width: int, height: int) -> list[Tile]:
         """The whole image, its ratio of sides given up, then the crops of a long one."""
         whole = Tile(resized=(self.tile_size,))
-        return [whole, *self._crops(width, height, self.pan_and_scan)] if self.pan_and_scan else [whole]
+        return [whole, *self._crops(width, height)] if self.pans else [whole]
 
-    def _crops(self, width: int, height: int, settings: Mapping[str, Any]) -> list[Tile]:
+    def _crops(self, width: int, height: int) -> list[Tile]:
         """Equal pieces along the longer side, where the image is long and the pieces are large enough."""
         long, short = max(width, height), min(width, height)
-        least = settings["pan_and_scan_min_crop_size"]
-        if long / short < settings["pan_and_scan_min_ratio_to_activate"]:
+        if long / short < self.least_ratio:
             return []
-        pieces = max(2, min(long // least, math.floor(long / short + 0.5)))
-        pieces = min(settings["pan_and_scan_max_num_crops"], pieces)
+        pieces = max(2, min(long // self.least_side, math.floor(long / short + 0.5)))
+        pieces = min(self.most_pieces, pieces)
         step = math.ceil(long / pieces)
-        if min(step, short) < least:
+        if min(step, short) < self.least_side:
             return []
         spans = [(start, min(start + step, long)) for start in range(0, pieces * step, step)]
         boxes = [(a, 0, b, height) if width >= height else (0, a, width, b) for a, b in spans]

@@ -9,8 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from encoder.adapters.base import TakesVideo
 from encoder.config import EncoderConfig
 from encoder.errors import ConfigError
+from encoder.media import MediaHeader
 from encoder.snapshots import download, locate_tensors, read_config
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class Preset:
     token_rule: str  # for `encpool models`
 
 
+_TRIAL = MediaHeader(width=4000, height=1500, num_frames=300, frames_per_s=30.0)  # is tiled where anything is
+
 OWN_SETTINGS = ("max_slice_nums", "resize_pixels")
 """Of `EncoderConfig`, what some families have; a model of another one refuses it instead of passing it over."""
 
@@ -88,7 +92,11 @@ class Model:
                 raise ConfigError(f"{self.name} has no {setting}; leave it out")
         name = self.name if config.output == "patches" else f"{self.name}:{config.output}"
         try:
-            return self.family.make(self.config, name, config)
+            adapter = self.family.make(self.config, name, config)
+            adapter.probe(_TRIAL)  # much of what a processor's file says is read only here
+            if isinstance(adapter, TakesVideo):
+                adapter.probe_video(_TRIAL)
+            return adapter
         except Exception as error:  # others' files: arithmetic on what they say breaks in whatever way
             if self.snapshot is None or isinstance(error, ConfigError):
                 raise

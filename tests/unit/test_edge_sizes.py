@@ -157,8 +157,8 @@ def test_gemma3() -> None:
         "pan_and_scan_max_num_crops": 4,
         "pan_and_scan_min_ratio_to_activate": 1.2,
     }
-    config = {**resolve_model("random-gemma3-4b").config, "preprocessor_config": settings | {"do_pan_and_scan": True}}
-    family = Gemma3(config, "it")
+    released = dict.fromkeys(settings) | {"do_pan_and_scan": True}  # with null for the rest, which its processor knows
+    family = Gemma3({**resolve_model("random-gemma3-4b").config, "preprocessor_config": released}, "it")
     file = "gemma3/image_processing_pil_gemma3.py"
     known = {"get_image_size": lambda image, channel_dim: image.shape[1:], "itertools": itertools}
     crops = functions_of(file, {"pan_and_scan"}, **known)["pan_and_scan"]

@@ -21,6 +21,7 @@ import transformers
 from family_cases import CASES, Case, save_reference
 from PIL import Image
 
+from encoder.adapters.clip import Clip
 from encoder.adapters.grids import GridAdapter
 from encoder.adapters.idefics3 import Idefics3
 from encoder.adapters.pixtral import Pixtral
@@ -186,6 +187,12 @@ def test_fill_writes_every_number_but_unused_pixels(preset: str) -> None:
             rows = adapter.fill(arrays, [sample], (key,), capacity)
             filled.append(arrays | {"pixels": arrays["pixels"][:rows]})
         assert all(np.array_equal(filled[0][name], filled[1][name]) for name in layout.specs), (preset, key)
+
+
+def test_a_clip_tower_of_its_own_projects_to_what_transformers_has_where_its_config_leaves_it_out() -> None:
+    vision = resolve_model("tiny-clip").config["vision_config"]
+    config = {**vision, "architectures": ["CLIPVisionModelWithProjection"]}
+    assert Clip(config, "it", pooled=True).hidden_size == transformers.CLIPVisionConfig().projection_dim
 
 
 def test_views_of_one_size_are_refused() -> None:

@@ -144,6 +144,25 @@ def test_a_checkpoint_that_says_nonsense_is_a_config_error(tmp_path: Path, prese
 
 
 @pytest.mark.parametrize(
+    ("preset", "key", "said"),
+    [
+        ("tiny-internvl", "preprocessor_config", {"min_patches": None}),
+        ("tiny-gemma3", "preprocessor_config", {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": "large"}),
+        ("tiny-glm4v", "preprocessor_config", {"size": {"longest_edge": None}}),
+        ("tiny-kimi-k2.5", "preprocessor_config", {"size": {"max_height": None}}),
+        ("tiny-lfm2-vl", "preprocessor_config", {"max_pixels_tolerance": None}),
+        ("tiny-glm4v", "video_preprocessor_config", {"fps": "fast"}),
+    ],
+)
+def test_nonsense_that_only_an_image_would_meet_is_found_when_a_checkpoint_is_read(
+    tmp_path: Path, preset: str, key: str, said: dict[str, object]
+) -> None:
+    write_snapshot(tmp_path, {**resolve_model(preset).config, key: said}, {}, torch.float32)
+    with pytest.raises(ConfigError, match="says what no model of this kind can be"):
+        load_adapter(EncoderConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
     ("shard", "said"),
     [
         (None, "is missing, which model.safetensors.index.json names; fetch it again"),
