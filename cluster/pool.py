@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -291,7 +291,6 @@ class EncoderPool:
 def _gate_before(own: local_ray.OwnRay | None, undo: ExitStack) -> Gate:
     """The gate of calls to Ray, which is left once nobody is inside; `own` is our connection, if it is ours to end."""
     gate = Gate(connected=ray.is_initialized)
-    if own is not None:
-        undo.callback(own.shutdown)
+    undo.enter_context(own or nullcontext())
     undo.callback(gate.wait_empty, ROUTER_TIMEOUT_S)
     return gate

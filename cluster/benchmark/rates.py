@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -125,8 +126,8 @@ def measure_actor(num_workers: int, *, num_calls: int, repeats: int = 7) -> dict
     from cluster.config import parse_config
     from cluster.lifecycle.local_ray import connect
 
-    own = connect(parse_config({"num_workers": 1, "worker": {"encoder": {"model": "simulated"}}}, source="bench"))
-    try:
+    config = parse_config({"num_workers": 1, "worker": {"encoder": {"model": "simulated"}}}, source="bench")
+    with connect(config) or nullcontext():
         actor: Any = ray.remote(_BenchActor).options(num_cpus=0).remote(num_workers)
         calls = asks(num_calls, random.Random(1))
         times: dict[str, list[float]] = {"ask": [], "at_once": []}
@@ -144,6 +145,3 @@ def measure_actor(num_workers: int, *, num_calls: int, repeats: int = 7) -> dict
             for method, total_s in taken_s.items():
                 times[method].append(total_s)
         return {method: num_calls * BATCH / statistics.median(taken[1:]) for method, taken in times.items()}
-    finally:
-        if own is not None:
-            own.shutdown()

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,16 +109,13 @@ def _raise(config: PoolConfig, address: str | None, *, serve: bool, started: _St
     from cluster.lifecycle.actors import pools_here
     from cluster.lifecycle.standing import raise_pool
 
-    own = local_ray.attach(address, show_logs=True)
-    try:
-        _say(f"starting {config.num_workers} workers with {', '.join(config.encoders)} ...")
-        return raise_pool(config, watch=_Progress()), _raise_gateway(config) if serve else None
-    except BaseException:
-        started.unused = not pools_here()
-        raise
-    finally:
-        if own is not None:
-            own.shutdown()
+    with local_ray.attach(address, show_logs=True) or nullcontext():
+        try:
+            _say(f"starting {config.num_workers} workers with {', '.join(config.encoders)} ...")
+            return raise_pool(config, watch=_Progress()), _raise_gateway(config) if serve else None
+        except BaseException:
+            started.unused = not pools_here()
+            raise
 
 
 def _raise_gateway(config: PoolConfig) -> str:
@@ -199,8 +196,7 @@ def run_down(parsed: argparse.Namespace) -> int:
         print("a Ray head whose start was cut off has ended")
         if parsed.pool is None and not os.environ.get("RAY_ADDRESS") and running_head() is None:
             return OK
-    own = local_ray.attach()
-    try:
+    with local_ray.attach() or nullcontext():
         head = running_head()
         ours = head is not None and local_ray.is_attached(head.address)
         name = None
@@ -212,9 +208,6 @@ def run_down(parsed: argparse.Namespace) -> int:
                 end_pool(name)
             print(f"pool {name!r} has ended")
         last = ours and not pools_here()
-    finally:
-        if own is not None:
-            own.shutdown()
     if head is not None and last and stop_unused(head):
         print(
             f"and the Ray head at {head.address} with it" if name else f"no pool; the Ray head at {head.address} ended"
@@ -228,13 +221,8 @@ def connected(name: str | None) -> Iterator[EncoderPool]:
     from cluster.lifecycle import local_ray
     from cluster.pool import EncoderPool
 
-    own = local_ray.attach()
-    try:
-        with EncoderPool.connect(_choose(name)) as pool:
-            yield pool
-    finally:
-        if own is not None:
-            own.shutdown()
+    with local_ray.attach() or nullcontext(), EncoderPool.connect(_choose(name)) as pool:
+        yield pool
 
 
 def _choose(name: str | None) -> str:

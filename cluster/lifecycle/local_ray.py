@@ -26,7 +26,8 @@ _TOKEN = secrets.token_hex(32)  # one a process: Ray keeps the first that it see
 
 
 class OwnRay:
-    """A connection that this process made. Its pools share it; the last to leave ends it."""
+    """A connection that this process made. Its users share it, each in a `with` or until its `shutdown`; the last to
+    leave ends it."""
 
     def __init__(self, restore: dict[str, str | None]) -> None:
         """`restore`: environment variables as they were before."""
@@ -49,6 +50,12 @@ class OwnRay:
                 return
             _own = None
             self.end()
+
+    def __enter__(self) -> OwnRay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
 
     def end(self) -> None:
         """Disconnect, whoever uses it."""
