@@ -75,7 +75,9 @@ async def read_form(
 
 def too_large(size: object, limit: int) -> RequestTooLargeError:
     """A body of so many bytes."""
-    return RequestTooLargeError(f"the body has {size} bytes, the limit is {limit}; send several requests")
+    return RequestTooLargeError(
+        f"the body has {size} bytes, the limit is {limit}; send several requests, or raise gateway.max_request_bytes"
+    )
 
 
 async def _read_part(part: BodyPartReader, share: Share, limit: int, max_bytes: int) -> bytearray:

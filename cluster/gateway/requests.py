@@ -37,7 +37,8 @@ def check_count(num_items: int, max_items: int) -> None:
     """Raises RequestTooLargeError."""
     if num_items > max_items:
         raise RequestTooLargeError(
-            f"the request has {num_items} items, the limit is {max_items}; send several requests"
+            f"the request has {num_items} items, the limit is {max_items}; send several requests, or "
+            f"raise gateway.max_request_items"
         )
 
 

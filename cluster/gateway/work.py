@@ -223,7 +223,7 @@ class Work:
         if limit is not None and total > limit:
             raise RequestTooLargeError(
                 f"the answer would have {total} bytes of tokens, the limit is {limit}; "
-                f"send fewer items, or ask for a stream"
+                f"send fewer items, ask for a stream, or raise gateway.max_answer_bytes"
             )
         self._answer_bytes = total
 
