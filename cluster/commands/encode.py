@@ -86,12 +86,17 @@ def _encode_here(parsed: argparse.Namespace, config: PoolConfig, pool: EncoderPo
 
 def _encode_through(parsed: argparse.Namespace) -> RunSummary:
     """Through a standing pool."""
-    if given := [name for name in ("config", "model", "workers", "dtype") if getattr(parsed, name) is not None]:
+    if given := _about_a_pool(parsed):
         raise ConfigError(f"--{given[0]} cannot change a pool that is running; leave it out with --pool")
     from cluster.pool import EncoderPool
 
     with EncoderPool.connect(parsed.pool) as pool:
         return _encode_here(parsed, pool.config, pool)
+
+
+def _about_a_pool(parsed: argparse.Namespace) -> list[str]:
+    """Options given that say how a pool is to be started."""
+    return [name for name in ("config", "model", "workers", "dtype") if getattr(parsed, name) is not None]
 
 
 def _choose(config: PoolConfig, encoder: str | None) -> str:
@@ -106,7 +111,7 @@ def _choose(config: PoolConfig, encoder: str | None) -> str:
 
 def _encode_there(parsed: argparse.Namespace) -> RunSummary:
     """Through a gateway."""
-    if given := [name for name in ("config", "model", "workers", "dtype") if getattr(parsed, name) is not None]:
+    if given := _about_a_pool(parsed):
         raise ConfigError(f"--{given[0]} is the gateway's affair; leave it out with --url")
     from cluster.files.sources import find_sources
     from cluster.gateway.wire import EncodeOptions

@@ -170,7 +170,7 @@ def run_scale(parsed: argparse.Namespace) -> int:
         whose = f"group {parsed.group} of pool" if parsed.group else "pool"
         _say(f"scaling {whose} {pool.name!r} to {parsed.num_workers} workers ...")
         pool.scale(parsed.num_workers, parsed.group)
-        workers = ", ".join(worker.worker_id for worker in pool.status().workers)
+        workers = _workers_of(pool)
     print(f"pool {pool.name!r} has {workers}")
     return OK
 
@@ -179,9 +179,13 @@ def run_drain(parsed: argparse.Namespace) -> int:
     """Take a worker away."""
     with connected(parsed.pool) as pool:
         pool.drain(parsed.worker, replace=parsed.replace)
-        workers = ", ".join(worker.worker_id for worker in pool.status().workers)
-    print(f"{parsed.worker} has left; pool {pool.name!r} has {workers or 'no workers'}")
+        workers = _workers_of(pool)
+    print(f"{parsed.worker} has left; pool {pool.name!r} has {workers}")
     return OK
+
+
+def _workers_of(pool: EncoderPool) -> str:
+    return ", ".join(worker.worker_id for worker in pool.status().workers) or "no workers"
 
 
 def run_down(parsed: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ class Refused(Exception):
 class _Allowance:
     """What one caller has left."""
 
-    tokens: float  # of a bucket that fills with `requests_per_s`
+    num_requests: float  # that may come at once; grows with `requests_per_s`
     filled_s: float
     in_flight: int = 0
 
@@ -53,10 +53,10 @@ class CallerLimits:
             limit = f"{name} has {caller.in_flight} requests under way, the limit is {self._max_in_flight}"
             raise Refused(RateLimitError(f"{limit}; wait for one of them"), 1)
         if self._rate is not None:
-            if caller.tokens < 1:
+            if caller.num_requests < 1:
                 message = f"{name} asks more than {self._rate:g} times a second"
-                raise Refused(RateLimitError(message), (1 - caller.tokens) / self._rate)
-            caller.tokens -= 1
+                raise Refused(RateLimitError(message), (1 - caller.num_requests) / self._rate)
+            caller.num_requests -= 1
         caller.in_flight += 1
         try:
             yield
@@ -70,7 +70,8 @@ class CallerLimits:
             if len(self._callers) >= MAX_CALLERS:
                 self._callers = {other: what for other, what in self._callers.items() if what.in_flight}
             caller = self._callers[name] = _Allowance(self._burst, now_s)
-        caller.tokens = min(self._burst, caller.tokens + (now_s - caller.filled_s) * (self._rate or 0.0))
+        grown = caller.num_requests + (now_s - caller.filled_s) * (self._rate or 0.0)
+        caller.num_requests = min(self._burst, grown)
         caller.filled_s = now_s
         return caller
 

@@ -30,17 +30,16 @@ class WorkerView:
     suspect_until_s: float = 0.0  # a client found it dead; reports do not clear that before
 
     def wait_ms(self, cost_ms: float, num_bytes: int = 0, *, urgent: bool = False) -> float:
-        """0 when so much more fits, else after how much work it should: by the rule that workers admit by."""
+        """0 when so much more fits, else after how much work it should: by the rule that workers admit by.
+
+        An idle worker takes any item.
+        """
         total = Load(self.in_flight_ms, self.in_flight_bytes)
         own = Load(self.urgent_ms, self.urgent_bytes)
         if not urgent:
             own = total - own
         limit = Load(self.max_queue_ms, self.max_queue_bytes)
         return wait_ms(Load(cost_ms, num_bytes), total=total, own=own, limit=limit)
-
-    def has_room(self, cost_ms: float, num_bytes: int = 0, *, urgent: bool = False) -> bool:
-        """Whether so much more work fits. An idle worker takes any item."""
-        return self.wait_ms(cost_ms, num_bytes, urgent=urgent) <= 0
 
     def settle(self, cost_ms: float, num_bytes: int, *, urgent: bool) -> None:
         """So much less is in flight."""

@@ -204,7 +204,7 @@ def test_an_item_is_refused_only_if_nobody_has_room_and_the_hint_is_exact(
     after_ms = {worker.worker_id: worker.in_flight_ms for worker in workers}
     if isinstance(choice, Refusal):
         assert after_ms == before_ms
-        assert not any(worker.has_room(costs_ms[worker.worker_id]) for worker in allowed)
+        assert all(worker.wait_ms(costs_ms[worker.worker_id]) > 0 for worker in allowed)
         assert choice.saturated == bool(allowed)
         waits_ms = [worker.in_flight_ms + costs_ms[worker.worker_id] - worker.max_queue_ms for worker in allowed]
         assert choice.retry_ms == pytest.approx(min(waits_ms, default=200.0))
@@ -213,7 +213,7 @@ def test_an_item_is_refused_only_if_nobody_has_room_and_the_hint_is_exact(
         assert worker in allowed
         assert after_ms == before_ms | {worker.worker_id: before_ms[worker.worker_id] + choice.cost_ms}
         worker.in_flight_ms -= choice.cost_ms
-        assert worker.has_room(choice.cost_ms)
+        assert worker.wait_ms(choice.cost_ms) == 0
         assert choice.grant == (worker.worker_id, worker.incarnation, choice.grant[2], choice.cost_ms)
 
 
