@@ -111,7 +111,7 @@ class PoolConfig(BaseModel, frozen=True, extra="forbid"):
     """A lease whose worker reports nothing for this long no longer counts as work in flight."""
 
     call_timeout_s: float = Field(default=120.0, gt=0, le=MAX_S)
-    """A worker that has not answered a call for this long counts as dead for it."""
+    """A worker that has answered neither a call nor one that came before it for this long counts as dead for it."""
 
     saturated_timeout_s: float = Field(default=30.0, ge=0, le=MAX_S)
     """How long a client comes back to a full pool before the item fails with PoolSaturatedError."""

@@ -32,6 +32,7 @@ class Call:
     incarnation: str
     items: list[Item]
     sent_s: float
+    waits_since_s: float  # since it was sent, or a call before it was answered: the worker gets on
     priority: Priority
     is_trial: bool  # its one item was on a dying worker
     span: spans.SharedSpan  # from its start to its answer
@@ -83,7 +84,7 @@ class Calls:
         )
         assert first.lease is not None
         is_trial = first.is_suspect
-        call = Call(call_id, worker_id, first.lease.incarnation, items, now_s, first.priority, is_trial, span)
+        call = Call(call_id, worker_id, first.lease.incarnation, items, now_s, now_s, first.priority, is_trial, span)
         try:
             self._calls[self._transport.start(worker_id, batch)] = call
         except PoolSaturatedError as error:
@@ -111,15 +112,27 @@ class Calls:
                     self._items.fail(item, error)
             else:
                 self._settle(call, result)
+                self._excuse_those_behind(call)
             self._end_trial(call)  # only now: the router has heard of a death before another item tries
         now_s = time.monotonic()
-        overdue = [ref for ref, call in self._calls.items() if now_s - call.sent_s > self._config.call_timeout_s]
+        overdue = [ref for ref, call in self._calls.items() if now_s - call.waits_since_s > self._config.call_timeout_s]
         for ref in overdue:
             call = self._calls.pop(ref)
             call.span.end()
             self._transport.cancel(call.worker_id, call.call_id)
             self._bury(call, f"no answer within {self._config.call_timeout_s:g} s")
             self._end_trial(call)
+
+    def _excuse_those_behind(self, answered: Call) -> None:
+        """A worker that decodes for minutes what is queued is not dead while it answers one call after the other.
+
+        Those sent before have no excuse: they should have been answered first.
+        """
+        now_s = time.monotonic()
+        for call in self._calls.values():
+            is_behind = call.incarnation == answered.incarnation and call.sent_s >= answered.sent_s
+            if is_behind and call.priority is answered.priority:
+                call.waits_since_s = now_s
 
     def cancel(self, dropped: Collection[Item]) -> None:
         """Nobody awaits these items any more."""

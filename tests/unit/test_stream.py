@@ -295,6 +295,20 @@ def test_a_call_that_is_never_answered_is_cancelled_and_its_items_go_elsewhere()
     assert hung <= set(pool.cancelled)
 
 
+def test_a_worker_that_answers_one_call_after_the_other_is_not_dead_for_the_last_one() -> None:
+    pool = FakePool("a")
+    pool.newest_first = False
+
+    def answer(worker_id: str, batch: EncodeBatch) -> EncodeResult:
+        time.sleep(0.1)  # large pictures, and few threads that decode them
+        return encoded(worker_id, batch)
+
+    pool.answer = answer
+    one = client(pool, items_per_call=1, calls_per_worker=8, call_timeout_s=0.4)
+    check(PICTURES[:8], one.encode_many(PICTURES[:8]))
+    assert pool.log == [("a", 1)] * 8  # none came twice
+
+
 def test_an_item_that_is_refused_may_wait_while_others_of_its_stream_get_on() -> None:
     pool = FakePool("a")
     done: list[int] = []
