@@ -11,7 +11,7 @@ from cluster.benchmark.pool import table
 SIZES = [(448, 448), (200, 300)]
 
 
-def test_every_figure_of_a_pool_is_measured(whole_pool: EncoderPool) -> None:
+def test_every_figure_of_a_pool_is_measured(whole_pool: EncoderPool, capsys: pytest.CaptureFixture[str]) -> None:
     pool, files = whole_pool, pictures(SIZES)
     latency = measure_latency(pool, (448, 448), repeats=5)
     throughput = measure_throughput(pool, files, num_items=20)
@@ -21,6 +21,7 @@ def test_every_figure_of_a_pool_is_measured(whole_pool: EncoderPool) -> None:
     assert throughput.hit_rate == 1.0
     assert 0 < throughput.busy <= 1.05
     assert throughput.segments_per_s == pytest.approx(throughput.items_per_s)  # each of these has one segment
+    assert "encpool: killing worker-" in capsys.readouterr().err, "before Ray tells of a death that is no fault"
     assert kill.num_on_board > 0
     assert 0 < kill.first_redispatch_s < 30
     assert (kill.num_items, kill.num_failed, kill.num_twice) == (40, 0, 0)
