@@ -18,6 +18,8 @@ from encoder.types import AxisKeys, Capacity, GraphKey, Grid, MissReason, Segmen
 EAGER_MARGIN = 0.85
 """Eager runs must be predicted this much faster than a replay before they replace it: a fit is not a measurement."""
 
+MAX_REMEMBERED_GRIDS = 65_536
+
 LOOK_AHEAD = 256
 """Pending segments that a plan considers."""
 
@@ -71,7 +73,7 @@ def take(shapes: Sequence[SegmentShape], capacity: Capacity) -> tuple[int, ...]:
 
 
 class GraphTable:
-    """The graphs a worker holds, looked up by grid."""
+    """The graphs a worker holds, looked up by grid, which any thread may do; one thread corrects their costs."""
 
     def __init__(
         self,
@@ -142,19 +144,21 @@ class GraphTable:
 
     def home(self, grid: Grid) -> tuple[AxisKeys | None, MissReason | None]:
         """The tightest axis keys with a graph that holds this grid, or None and the reason."""
-        if grid not in self._homes:
-            if len(self._homes) > 65_536:
+        home = self._homes.get(grid)
+        if home is None:
+            if len(self._homes) >= MAX_REMEMBERED_GRIDS:
                 self._homes.clear()
-            self._homes[grid] = self._find_home(grid)
-        return self._homes[grid]
+            home = self._homes[grid] = self._find_home(grid)
+        return home
 
     def choices(self, grid: Grid) -> list[AxisKeys]:
         """Axis keys whose graphs may hold this grid, captured or not, the tightest first."""
-        if grid not in self._choices:
-            if len(self._choices) > 65_536:
+        choices = self._choices.get(grid)
+        if choices is None:
+            if len(self._choices) >= MAX_REMEMBERED_GRIDS:
                 self._choices.clear()
-            self._choices[grid] = self._axis_choices(grid)
-        return self._choices[grid]
+            choices = self._choices[grid] = self._axis_choices(grid)
+        return choices
 
     def _find_home(self, grid: Grid) -> tuple[AxisKeys | None, MissReason | None]:
         shape = self._measure(grid)

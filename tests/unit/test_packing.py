@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +112,22 @@ def test_segments_are_not_promoted_to_a_looser_key() -> None:
 )
 def test_what_no_graph_holds_runs_eagerly_with_its_reason(grid: Grid, reason: MissReason) -> None:
     assert plan_replay([measure(grid)], table(), eager_patches=10).reason is reason
+
+
+class Forgetful(dict[Any, Any]):
+    """Another thread clears it at the worst moment."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        super().__setitem__(key, value)
+        self.clear()
+
+
+def test_what_another_thread_forgets_is_told_all_the_same() -> None:
+    """Threads that admit items share a table; the one that finds it full begins anew."""
+    shared = table()
+    shared._homes, shared._choices = Forgetful(), Forgetful()
+    assert shared.home((1, 2, 2)) == (("small",), None)
+    assert shared.choices((1, 2, 2)) == [("small",), ("any",)]
 
 
 def test_a_graph_slower_than_eager_for_its_fill_is_not_used() -> None:
