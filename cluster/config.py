@@ -1,16 +1,14 @@
-"""`PoolConfig`, and reading it from YAML with errors that help."""
+"""`PoolConfig`, and reading it from YAML."""
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
+from cluster.config_errors import explain
 from cluster.gateway.config import GatewayConfig
 from cluster.groups import MAX_WORKERS, SHARED, Amount, AutoscaleConfig, GroupConfig, Resources, inherit, starts_within
 from cluster.planning.replan_config import ReplanConfig
@@ -25,17 +23,6 @@ MAY_DIFFER = {
     "eager_patches",
 }  # fmt: skip
 """What workers with the same model may have apart: how they compute, not what."""
-
-IN_YAML = {
-    "tuple_type": "input should be a list",
-    "dict_type": "input should be a map of keys",
-    "model_type": "input should be a map of keys",
-    "byte_size": "input should be a number of bytes, such as 268435456 or 256MiB",
-}
-"""What pydantic says in Python's words, or not at all, by the type of its error."""
-
-OF_A_UNION = re.compile(r"bool|(literal|tuple|dict)\[.*")
-"""What pydantic adds to a key's path where several types fit: which of them it tried."""
 
 MAX_S = 1e6  # threads cannot wait for ever longer: some eleven days are as good
 
@@ -230,61 +217,4 @@ def parse_config(data: object, *, source: str) -> PoolConfig:
     try:
         return PoolConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {_explain(detail)}" for detail in error.errors())) from error
-
-
-def _explain(detail: ErrorDetails) -> str:
-    where = ".".join(str(part) for part in detail["loc"] if not OF_A_UNION.fullmatch(str(part)))
-    if detail["type"] == "extra_forbidden":
-        *parents, key = detail["loc"]
-        if _is_setting([*parents, *str(key).split(".")]):
-            nested = "{".join(f"{part}: " for part in str(key).split("."))
-            return f"unknown key '{where}': keys are not joined by dots, write '{nested}...{'}' * str(key).count('.')}'"
-        known, prefix = list(_model_at(parents).model_fields), "".join(f"{part}." for part in parents)
-        elsewhere = [*_places_of(str(key), _model_at(parents), prefix), *_places_of(str(key), PoolConfig)]
-        close = [prefix + name for name in difflib.get_close_matches(str(key), known, n=1)]
-        if meant := elsewhere + close:
-            return f"unknown key '{where}', did you mean '{meant[0]}'?"
-        return f"unknown key '{where}', known here: {', '.join(known)}"
-    if detail["type"] == "missing":
-        return f"key '{where}' is missing"
-    text = IN_YAML.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
-    message = text[0].lower() + text[1:]
-    shown = "" if isinstance(detail["input"], Mapping | list | tuple) else f", got {detail['input']!r}"
-    return f"{where}: {message}{shown}"
-
-
-def _is_setting(loc: list[int | str]) -> bool:
-    """Whether there is a key where `loc` leads to."""
-    try:
-        return loc[-1] in _model_at(loc[:-1]).model_fields
-    except KeyError:
-        return False
-
-
-def _places_of(key: str, model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """Where a model, or one within it, has such a key."""
-    for name, field in model.model_fields.items():
-        if name == key:
-            yield above + name
-        inner = _model_of(field.annotation)
-        if inner is not None and get_origin(field.annotation) is not tuple:  # a list's places have numbers
-            yield from _places_of(key, inner, f"{above}{name}.")
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    kinds = [annotation, *get_args(annotation)]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def _model_at(loc: list[int | str]) -> type[BaseModel]:
-    """The model that the keys `loc` lead to, from the root."""
-    model: type[BaseModel] = PoolConfig
-    for part in loc:
-        if isinstance(part, int):  # a place in a list of models
-            continue
-        inner = _model_of(model.model_fields[part].annotation)
-        if inner is None:
-            raise KeyError(part)
-        model = inner
-    return model
+        raise ConfigError("\n".join(f"{source}: {explain(detail, PoolConfig)}" for detail in error.errors())) from error
