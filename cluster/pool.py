@@ -27,9 +27,10 @@ from cluster.lifecycle.status import PoolStatus, wait_until
 from cluster.lifecycle.supervisor import Supervisor
 from cluster.planning.fleet import RayFleet, replanning
 from cluster.routing.roster import Member
+from cluster.streams.gate import Gate
 from cluster.streams.outcomes import Embedding, Outcome
 from cluster.streams.sources import Source
-from cluster.streams.transport import Gate, RayTransport
+from cluster.streams.transport import RayTransport
 from encoder.adapters.registry import check_model
 from encoder.errors import ConfigError, PoolClosedError, WorkerLostError
 from workers.messages import TracedItem

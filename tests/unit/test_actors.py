@@ -14,7 +14,7 @@ from cluster.lifecycle import actors
 from cluster.lifecycle.actors import WorkerHandles
 from cluster.lifecycle.stats import PoolStats
 from cluster.pool import EncoderPool
-from cluster.streams.transport import Gate
+from cluster.streams.gate import Gate
 from workers.actor import EncoderWorkerActor
 from workers.metrics import Meter
 from workers.samples import Sample

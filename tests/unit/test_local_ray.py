@@ -20,7 +20,8 @@ from cluster.lifecycle.actors import WorkerHandles
 from cluster.lifecycle.head import Head
 from cluster.lifecycle.launching import RayCrew
 from cluster.routing.leases import pack
-from cluster.streams.transport import Gate, RayCall, RayTransport, WorkerAway, WorkerGone
+from cluster.streams.gate import Gate
+from cluster.streams.transport import RayCall, RayTransport, WorkerAway, WorkerGone
 from encoder.errors import PoolClosedError, WorkerStartError
 
 
