@@ -10,7 +10,7 @@ import yaml
 
 from cluster.cli import main
 from cluster.config import parse_config
-from cluster.planning.plan_trace import costs_of, label_of, read_models
+from cluster.planning.trace_costs import costs_of, label_of, read_models
 from cluster.planning.traces import TraceRecord, TraceWriter
 from encoder.adapters.minicpmv import MiniCPMV
 from encoder.adapters.registry import load_adapter
