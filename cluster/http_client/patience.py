@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
+from asyncio import sleep
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0  # where nobody says when to come back; twice as long each time
 
@@ -30,6 +30,6 @@ class Patience:
         pause_s = (told_s or self._wait_s) * (1 + 0.25 * self._rng.random())
         if time.monotonic() + pause_s > self._until_s:
             return False
-        await asyncio.sleep(pause_s)
+        await sleep(pause_s)
         self._wait_s = min(LONGEST_WAIT_S, 2 * self._wait_s)
         return True

@@ -303,7 +303,7 @@ def test_what_is_put_off_or_lost_is_asked_again(moody: Any, monkeypatch: pytest.
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr("cluster.http_client.patience.asyncio.sleep", sleep)
+    monkeypatch.setattr("cluster.http_client.patience.sleep", sleep)
     moody.script = ["503", "429", "item full", "hang up"]
     with HttpClient(f"http://127.0.0.1:{moody.server_port}") as client:
         assert client.encode(b"x").numpy().tolist() == [[1.0, 1.0]]
