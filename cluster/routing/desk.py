@@ -6,8 +6,10 @@ import random
 from collections.abc import Callable
 
 from cluster.planning.traffic import TrafficLog
+from cluster.routing.shares import Shares
 from cluster.routing.worker_index import WorkerIndex
 from encoder.adapters.base import EncoderAdapter
+from workers.priority import Priority
 
 
 class ModelDesk:
@@ -18,6 +20,7 @@ class ModelDesk:
         self.index = WorkerIndex(axis_choices=adapter.axis_choices, measure=adapter.measure, rng=rng)
         """Of workers that may get leases."""
         self.traffic = TrafficLog(now_s=now_s)
+        self.shares = {priority: Shares(now_s) for priority in Priority}
 
     def count(self) -> None:
         """Note the kinds of items that got leases since the last time."""

@@ -4,6 +4,7 @@ with the client that holds them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from itertools import repeat
 from cluster.routing.assign import NOBODY_IS_UP, Home, assign
 from cluster.routing.leases import Answer, Ask, Grant, Refusal
 from cluster.routing.plans import Plan, Seat
+from cluster.routing.shares import Account, Shares
 from cluster.routing.worker_view import WorkerView
 from workers.priority import Priority
 
@@ -37,7 +39,8 @@ class Ledger:
         self._lease_timeout_s = lease_timeout_s
         self._client_timeout_s = client_timeout_s
         self._now_s = now_s
-        self._leases: dict[int, tuple[Seat, int, bool]] = {}  # with the item's bytes, and whether it is interactive
+        # With the item's bytes, whether it is interactive, and whose it is.
+        self._leases: dict[int, tuple[Seat, int, bool, Account]] = {}
         self._batches: deque[Batch] = deque()  # in order: every lease lives equally long
         self._next_id = first_id
         self._heard_s: dict[str, float] = {}  # by client
@@ -46,11 +49,12 @@ class Ledger:
         self.num_refused = 0  # items for which no worker had room, each time they asked
         self._next_look_s = 0.0  # when clients are looked at again
 
-    def lease(self, ask: Ask, plans: Sequence[Plan], home: Home | None = None) -> Answer:
+    def lease(self, ask: Ask, plans: Sequence[Plan], shares: Shares, home: Home | None = None) -> Answer:
         """A lease or a refusal for each item.
 
         Args:
             plans: where items of each of its shapes may go; none when no worker is up.
+            shares: of who asks for this model with this priority.
             home: may change the choice for content that a worker has in its cache.
         """
         num_items = len(ask.which)
@@ -63,29 +67,49 @@ class Ledger:
         if not plans:
             return Answer(first, [NOBODY_IS_UP] * num_items)
         self._batches.append(Batch(self._now_s() + self._lease_timeout_s, first, self._next_id, ask.client))
-        exclusions = [ask.excluded.get(index, ()) for index in range(num_items)] if ask.excluded else repeat(())
-        items = zip(map(plans.__getitem__, ask.which), ask.sizes, exclusions, ask.digests or repeat(0), strict=False)
         urgent = ask.priority is Priority.INTERACTIVE
+        account = shares.account(ask.client)
+        room_ms = shares.room_ms(account)
+        which = ask.which if room_ms == math.inf else _within(room_ms, ask.which, plans)
+        exclusions = [ask.excluded.get(index, ()) for index in range(num_items)] if ask.excluded else repeat(())
+        items = zip(map(plans.__getitem__, which), ask.sizes, exclusions, ask.digests or repeat(0), strict=False)
         seats, refusals = assign(items, urgent=urgent, home=home)
         entries: list[Grant | Refusal] = [seat.grant for seat in seats]
-        self._leases.update(enumerate(zip(seats, ask.sizes, repeat(urgent), strict=False), first))
+        self._leases.update(enumerate(zip(seats, ask.sizes, repeat(urgent), repeat(account), strict=False), first))
+        account.held_ms += sum(seat.cost_ms for seat in seats)
         for index, refusal in refusals.items():
             entries[index] = refusal
+            account.settle(seats[index].cost_ms)
             del self._leases[first + index]
             self.num_refused += refusal.saturated
-        return Answer(first, entries)
+        num_later = num_items - len(which)
+        if any(refusal.saturated and index not in ask.excluded for index, refusal in refusals.items()):
+            shares.refused(account)
+        elif not refusals and not num_later:
+            account.hungry_until_s = -math.inf
+        later = Refusal(
+            saturated=True, retry_ms=max(0.0, -room_ms), message="all workers are full, and others wait too"
+        )
+        self.num_refused += num_later
+        return Answer(first, entries + [later] * num_later)
 
     def end(self, lease_ids: Iterable[int]) -> None:
         """These are over. Those that were over already make no difference."""
         for lease_id in lease_ids:
             lease = self._leases.pop(lease_id, None)
             if lease is not None:
-                seat, size, urgent = lease
+                seat, size, urgent, account = lease
                 seat.worker.settle(seat.cost_ms, size, urgent=urgent)
+                account.settle(seat.cost_ms)
+
+    def drop(self, worker: WorkerView | None) -> None:
+        """The leases on a worker that is gone are over."""
+        if worker is not None:
+            self.end([lease_id for lease_id, (seat, *_) in self._leases.items() if seat.worker is worker])
 
     def counts(self) -> Counter[WorkerView]:
         """Leases on each worker."""
-        return Counter(seat.worker for seat, _, _ in self._leases.values())
+        return Counter(seat.worker for seat, *_ in self._leases.values())
 
     def expire(self) -> None:
         """End the leases whose time is up, or whose client has been silent for too long."""
@@ -118,3 +142,12 @@ class Ledger:
             if client not in self._gone_s:
                 self._heard_s.setdefault(client, self._now_s())
         return silent
+
+
+def _within(room_ms: float, which: Sequence[int], plans: Sequence[Plan]) -> Sequence[int]:
+    """The first items, as far as there is room for them; an item of any size where there is some."""
+    for num_taken, index in enumerate(which):
+        if room_ms <= 0:
+            return which[:num_taken]
+        room_ms -= plans[index].groups[0].floor_ms
+    return which

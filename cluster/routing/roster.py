@@ -73,8 +73,11 @@ class Roster:
 
     # --- what is heard -------------------------------------------------------------------------------------------
 
-    def register(self, report: WorkerReport) -> None:
-        """A worker is ready, holds other graphs than before, or could not start. A new incarnation starts empty."""
+    def register(self, report: WorkerReport) -> WorkerView | None:
+        """A worker is ready, holds other graphs than before, or could not start. A new incarnation starts empty.
+
+        Returns the view of the incarnation before it, if there was another.
+        """
         adapter = self.desk(report.model).adapter
         costs = CostTable(
             report.graphs,
@@ -83,10 +86,11 @@ class Roster:
             eager_ms_per_patch=report.eager_ms_per_patch,
             eager_base_ms=report.eager_base_ms,
         )
-        view = self.views.get(report.worker_id)
+        view, gone = self.views.get(report.worker_id), None
         if view is not None:
             self._unlist(view)
         if view is None or view.incarnation != report.incarnation:
+            gone = view
             view = self.views[report.worker_id] = WorkerView(
                 worker_id=report.worker_id,
                 incarnation=report.incarnation,
@@ -101,6 +105,7 @@ class Roster:
         self._reports[report.worker_id] = report
         self._refresh(view)
         logger.info("%s is %s with %d graphs", report.incarnation, report.state, len(report.graphs))
+        return gone
 
     def hear(self, beat: Beat) -> bool:
         """A worker lives; False when this incarnation of it has not registered."""
@@ -114,14 +119,16 @@ class Roster:
             self._refresh(view)
         return True
 
-    def suspect(self, incarnation: str) -> None:
-        """A client found this worker dead or stuck: no leases until it is heard from again."""
+    def suspect(self, incarnation: str) -> WorkerView | None:
+        """A client found this worker dead or stuck: no leases until it is heard from again.
+
+        Returns its view until now, which held its leases: they count nowhere any more.
+        """
         for view in self.views.values():
             if view.incarnation == incarnation:
                 if self._is_listed(view):  # its other callers say the same in a moment
                     logger.warning("%s is suspected dead", incarnation)
                     self._unlist(view)
-                # Its leases go with the old view: they count nowhere from now on.
                 self.views[view.worker_id] = replace(
                     view,
                     in_flight_ms=0.0,
@@ -131,7 +138,8 @@ class Roster:
                     heard_s=float("-inf"),
                     suspect_until_s=self._now_s() + SUSPICION_S,
                 )
-                return
+                return view
+        return None
 
     def drain(self, worker_id: str) -> None:
         """No more leases for this worker, whatever it reports, until it is forgotten."""
@@ -140,14 +148,15 @@ class Roster:
         if view is not None:
             self._refresh(view)
 
-    def forget(self, worker_id: str) -> None:
-        """The worker was taken out of the pool."""
+    def forget(self, worker_id: str) -> WorkerView | None:
+        """The worker was taken out of the pool. Returns its view."""
         self._draining.discard(worker_id)
         view = self.views.pop(worker_id, None)
         self._reports.pop(worker_id, None)
         self._next_checks.pop(worker_id, None)
         if view is not None:
             self._unlist(view)
+        return view
 
     # --- who may get leases --------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class Router:
 
     def register(self, report: WorkerReport) -> None:
         """A worker is ready, holds other graphs than before, or could not start. A new incarnation starts empty."""
-        self.roster.register(report)
+        self._ledger.drop(self.roster.register(report))
         self._homes.open(report.worker_id, report.incarnation, report.cache_tokens)
 
     def beat(self, beat: Beat) -> Heard:
@@ -85,7 +85,7 @@ class Router:
 
     def suspect(self, incarnation: str) -> None:
         """A client found this worker dead or stuck: no leases until it is heard from again."""
-        self.roster.suspect(incarnation)
+        self._ledger.drop(self.roster.suspect(incarnation))
 
     def drain(self, worker_id: str) -> None:
         """No more leases for this worker, whatever it reports, until it is forgotten."""
@@ -93,7 +93,7 @@ class Router:
 
     def forget(self, worker_id: str) -> None:
         """The worker was taken out of the pool."""
-        self.roster.forget(worker_id)
+        self._ledger.drop(self.roster.forget(worker_id))
         self._homes.close(worker_id)
 
     def members(self) -> list[Member]:
@@ -148,9 +148,9 @@ class Router:
         """The same as it travels."""
         with spans.SharedSpan("encpool.route", ask.traces):
             self.expire()
-            index = self.roster.desk(ask.model).index
-            plans = [index.plan(grids) for grids in ask.shapes] if len(index) else []
-            answer = self._ledger.lease(ask, plans, self._home(ask.model))
+            desk = self.roster.desk(ask.model)
+            plans = [desk.index.plan(grids) for grids in ask.shapes] if len(desk.index) else []
+            answer = self._ledger.lease(ask, plans, desk.shares[ask.priority], self._home(ask.model))
         news = self._quarantine.news(ask.edition)
         return answer if news is None else answer._replace(news=news)
 

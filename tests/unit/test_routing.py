@@ -530,6 +530,79 @@ def test_many_clients_of_one_item_each_are_served_alike_and_load_equal_workers_a
     assert min(done.values()) > 0.8 * max(done.values())
 
 
+def test_no_client_that_saturates_a_pool_keeps_others_out_of_it() -> None:
+    """24 streams that could fill the worker alone, and 8 clients of one item each; the worker takes 20 ms an item."""
+    clock, rng = Clock(), random.Random(0)
+    pool = router(clock)
+    pool.register(report("w", graphs=(graph(2, cost_ms=20),), max_queue_ms=2000.0))
+    wants = {f"stream {number}": 128 for number in range(24)} | {f"single {number}": 1 for number in range(8)}
+    started_s = free_s = clock.now
+    done, num_open = Counter[str](), Counter[str]()
+    asked_s, slowest_s = (
+        dict.fromkeys(wants, clock.now),
+        Counter[str](),
+    )  # since when it gets nothing; the longest while
+    come_back = set(wants)  # that will ask again
+    events: list[tuple[float, float, str, Lease | None]] = [(clock.now, rng.random(), name, None) for name in wants]
+    while clock.now < started_s + 30:
+        clock.now, _, client, ended = heappop(events)
+        if ended is None:
+            come_back.discard(client)
+        else:
+            pool.beat(beat("w", ended.lease_id))
+            done[client] += 1
+            num_open[client] -= 1
+        answers = pool.assign([LeaseRequest(shape=shape())] * (wants[client] - num_open[client]), client=client)
+        for answer in answers:
+            if isinstance(answer, Lease):
+                slowest_s[client] = max(slowest_s[client], clock.now - asked_s[client])
+                asked_s[client] = free_s = max(clock.now, free_s) + 0.02
+                num_open[client] += 1
+                heappush(events, (free_s, rng.random(), client, answer))
+            elif client not in come_back:
+                come_back.add(client)
+                retry_s = min(0.5, max(0.01, answer.retry_ms / 1e3)) * rng.uniform(0.9, 1.1)
+                heappush(events, (clock.now + retry_s, rng.random(), client, None))
+    assert done.total() > 0.97 * 30 / 0.02
+    for kind in ("stream", "single"):
+        alike = sorted(done[client] for client in wants if client.startswith(kind))
+        assert alike[0] > 0.4 * alike[len(alike) // 2]
+    assert max(slowest_s.values()) < 3  # the queue is two seconds long
+
+
+def test_what_one_client_leaves_of_its_share_is_for_the_others() -> None:
+    pool = router(clock := Clock())
+    pool.register(report("w", graphs=(graph(2, cost_ms=10),), max_queue_ms=100.0))
+
+    def granted(client: str) -> list[int]:
+        answers = pool.assign([LeaseRequest(shape=shape())] * 30, client=client)
+        return [answer.lease_id for answer in answers if isinstance(answer, Lease)]
+
+    early = granted("early")
+    assert (len(early), granted("late")) == (10, [])
+    pool.beat(beat("w", *early[:6]))
+    assert len(granted("early")) == 1  # half of what the full pool held is five
+    late = granted("late")
+    assert len(late) == 5
+    pool.beat(beat("w", *late))
+    assert granted("early") == []
+    clock.now += 5  # the late one wants nothing more
+    assert len(granted("early")) == 5
+
+
+def test_a_worker_that_dies_takes_nothing_of_its_clients_shares_along() -> None:
+    pool = router()
+    for name in "ab":
+        pool.register(report(name, graphs=(graph(2, cost_ms=10),), max_queue_ms=100.0))
+    asked = [LeaseRequest(shape=shape())] * 20
+    leases = [answer for answer in pool.assign(asked, client="one") if isinstance(answer, Lease)]
+    assert len(leases) == 20
+    assert all(isinstance(answer, Refusal) for answer in pool.assign(asked, client="other"))
+    pool.suspect("a/0")
+    pool.beat(beat("b", *(lease.lease_id for lease in leases if lease.worker_id == "b")))
+    assert sum(isinstance(answer, Lease) for answer in pool.assign(asked, client="one")) == 10
+
+
 @dataclass(frozen=True)
 class Held:
     """A lease as the history knows it."""
