@@ -8,14 +8,14 @@ row by row of the frame, or window by window where the model has windows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
+from encoder.adapters.array_cache import cached_arrays
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameIndices:
+
+class FrameIndices(NamedTuple):
     """All that a frame's grid determines."""
 
     rows_P: np.ndarray  # int32, of each patch
@@ -25,7 +25,7 @@ class FrameIndices:
     window_patches_W: np.ndarray  # int32
 
 
-@lru_cache(maxsize=256)
+@cached_arrays
 def frame_indices(rows: int, columns: int, merge: int, window: int) -> FrameIndices:
     """Indices of a frame of so many patches; `window` is a window's side in tokens, 0 without windows."""
     tokens = np.arange(rows // merge * (columns // merge), dtype=np.int32).reshape(rows // merge, columns // merge)

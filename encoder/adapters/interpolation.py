@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
+
+from encoder.adapters.array_cache import cached_arrays
 
 CUBIC = -0.75
 """Parameter of Keys' convolution kernel, as torch interpolates bicubically."""
@@ -14,7 +14,7 @@ CUBIC = -0.75
 Taps = tuple[np.ndarray, np.ndarray]
 
 
-@lru_cache(maxsize=256)
+@cached_arrays
 def bilinear_taps(rows: int, columns: int, merge: int, side: int) -> Taps:
     """Bilinear with corners aligned: four table rows (int32 `[P, 4]`) and their weights (float32 `[P, 4]`).
 
@@ -23,7 +23,7 @@ def bilinear_taps(rows: int, columns: int, merge: int, side: int) -> Taps:
     return _in_order(merge, side, _linear_taps(rows, side), _linear_taps(columns, side))
 
 
-@lru_cache(maxsize=256)
+@cached_arrays
 def bicubic_taps(rows: int, columns: int, merge: int, side: int) -> Taps:
     """Bicubic with corners not aligned: sixteen table rows (int32 `[P, 16]`) and their weights (float32 `[P, 16]`).
 

@@ -9,12 +9,13 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from encoder.adapters.array_cache import cached_arrays
 from encoder.types import Grid
 
 Indices = npt.NDArray[np.int32]
 
 
-@lru_cache(maxsize=4096)
+@cached_arrays
 def patch_indices(grid: Grid, table_side: int, one_row: bool) -> tuple[Indices, Indices, Indices]:
     """Position ids, rows and columns of the patches of a slice, or of a group's frames, int32 `[P]` each."""
     num_frames, num_rows, num_columns = grid
