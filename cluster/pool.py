@@ -67,6 +67,7 @@ class EncoderPool:
         self._control = control
         self._gate = gate
         self._workers = WorkerHandles(name)
+        self._recorder = uuid.uuid4().hex
         self._workers.keep([worker.worker_id for worker in control.status().workers])
         transport = RayTransport(
             router, self._workers, timeout_s=ROUTER_TIMEOUT_S, max_shared_bytes=config.max_shared_bytes, gate=gate
@@ -216,12 +217,12 @@ class EncoderPool:
         return PoolStats(num_workers=len(self._workers), members=tuple(members), reports=tuple(reports))
 
     def take_trace(self) -> tuple[TracedItem, ...]:
-        """What was encoded since the last call, by whomever: for one caller at a time, who calls every few seconds.
+        """What was encoded since the last call, by whomever: for a caller who calls every few seconds.
 
         Raises PoolClosedError.
         """
         with self._gate:
-            return RayFleet(self.name, self._router).take_trace()
+            return RayFleet(self.name, self._router).take_trace(self._recorder)
 
     def status(self) -> PoolStatus:
         """The workers as their supervisor sees them. Raises as `members` does."""

@@ -21,7 +21,7 @@ def add(commands: Commands) -> None:
         "trace",
         help="record what a running pool encodes, for `encpool plan`",
         description="Note each item that the pool encodes, and what became of it, in a file: about 120 bytes an item. "
-        "Ends after --duration, or with Ctrl-C. An existing trace is added to. One recorder a pool at a time.",
+        "Ends after --duration, or with Ctrl-C. An existing trace is added to.",
     )
     add_pool(trace)
     trace.add_argument("--out", type=Path, required=True, metavar="FILE", help="the trace")

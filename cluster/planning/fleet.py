@@ -63,10 +63,10 @@ class RayFleet:
             return None
         return TrafficHistogram.from_bytes(traffic)
 
-    def take_trace(self) -> tuple[TracedItem, ...]:
-        """Items of all models that ended since the last call, for one caller; none while the router does not answer."""
+    def take_trace(self, recorder: str) -> tuple[TracedItem, ...]:
+        """Items of all models that ended since this recorder asked before; none while the router does not answer."""
         try:
-            items: tuple[TracedItem, ...] = ray.get(self._router.take_trace.remote(), timeout=TIMEOUT_S)
+            items: tuple[TracedItem, ...] = ray.get(self._router.take_trace.remote(recorder), timeout=TIMEOUT_S)
         except (RayActorError, GetTimeoutError) as error:
             logger.warning("the router does not answer, items may be missing: %s", type(error).__name__)
             return ()

@@ -117,9 +117,9 @@ class Router:
         desk.count()
         return desk.traffic.histogram.to_bytes()
 
-    def take_trace(self) -> tuple[TracedItem, ...]:
+    def take_trace(self, recorder: str) -> tuple[TracedItem, ...]:
         """Of all models; see `TrafficLog.take_trace`."""
-        return tuple(item for desk in self.roster.desks() for item in desk.traffic.take_trace())
+        return tuple(item for desk in self.roster.desks() for item in desk.traffic.take_trace(recorder))
 
     def homes(self, digests: Sequence[int]) -> list[str | None]:
         """For each content the worker that probably has it in its cache."""

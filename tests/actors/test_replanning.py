@@ -81,7 +81,7 @@ def test_a_pool_captures_what_suits_its_traffic_and_every_answer_stays_right(
     encoder = pool.config.worker.encoder
     replanner = Replanner(fleet, pool.client.adapter, encoder, config)
     thread = threading.Thread(target=encode)
-    assert fleet.take_trace() == ()  # from now on
+    assert fleet.take_trace("recorder") == ()  # from now on
     thread.start()
     try:
         until(changed_both, lambda: replanner.note)
@@ -102,7 +102,7 @@ def test_a_pool_captures_what_suits_its_traffic_and_every_answer_stays_right(
     for outcome in outcomes:
         assert outcome.embedding is not None, outcome.error
         torch.testing.assert_close(outcome.embedding.tokens, expected[Path(str(outcome.source))], rtol=1e-5, atol=1e-5)
-    traced = fleet.take_trace()
+    traced = fleet.take_trace("recorder")
     assert 0 < len(traced) <= len(outcomes)
     assert {one.grids for one in traced} == {outcome.embedding.shape.grids for outcome in outcomes if outcome.embedding}
     assert all(one.graphs and one.ms > 0 for one in traced)

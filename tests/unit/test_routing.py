@@ -473,19 +473,39 @@ def test_a_trace_begins_with_the_first_fetch_and_ends_when_nobody_fetches() -> N
     item = TracedItem(time_s=1.0, model="fake", grids=GRIDS, graphs=("g",), misses=(), ms=3.0)
     told = replace(beat("w"), traced=(item,))
     assert pool.beat(told) is Heard.KNOWN
-    assert pool.take_trace() == ()
+    assert pool.take_trace("recorder") == ()
     assert pool.beat(told) is Heard.TRACING
-    assert pool.take_trace() == (item,)
+    assert pool.take_trace("recorder") == (item,)
     clock.now += 20
     assert pool.beat(told) is Heard.KNOWN
-    assert pool.take_trace() == ()
+    assert pool.take_trace("recorder") == ()
+
+
+def test_recorders_at_the_same_time_get_every_item_each_and_one_that_goes_ends_no_other() -> None:
+    clock = Clock()
+    pool = router(clock)
+    pool.register(report("w"))
+    first, second, third = (
+        TracedItem(time_s=time_s, model="fake", grids=GRIDS, graphs=("g",), misses=(), ms=3.0) for time_s in (1, 2, 3)
+    )
+    pool.take_trace("one")
+    pool.beat(replace(beat("w"), traced=(first,)))
+    assert pool.take_trace("other") == ()  # from now on
+    pool.beat(replace(beat("w"), traced=(second,)))
+    assert pool.take_trace("other") == (second,)
+    clock.now += 10
+    assert pool.take_trace("one") == (first, second)
+    clock.now += 10
+    assert pool.beat(replace(beat("w"), traced=(third,))) is Heard.TRACING
+    assert pool.take_trace("one") == (third,)
+    assert pool.take_trace("other") == ()
 
 
 def test_each_model_has_traffic_and_workers_of_its_own_and_one_trace_has_all() -> None:
     pool = Router(
         fake_adapter(), others={"other": fake_adapter()}, lease_timeout_s=60, silent_timeout_s=15, now_s=Clock()
     )
-    assert pool.take_trace() == ()
+    assert pool.take_trace("recorder") == ()
     for worker_id, model in (("w", "fake"), ("v", "other")):
         pool.register(report(worker_id, model=model))
         item = TracedItem(time_s=1.0, model=model, grids=GRIDS, graphs=(), misses=(), ms=3.0)
@@ -494,7 +514,7 @@ def test_each_model_has_traffic_and_workers_of_its_own_and_one_trace_has_all() -
     pool.lease(pack([LeaseRequest(shape=shape(2))], model="other"))
     assert (pool.worker_ids(), pool.worker_ids(""), pool.worker_ids("other")) == (["w", "v"], ["w"], ["v"])
     assert (seen(pool), seen(pool, "other")) == ({GRIDS: 2}, {GRIDS * 2: 1})
-    assert [one.model for one in pool.take_trace()] == ["fake", "other"]
+    assert [one.model for one in pool.take_trace("recorder")] == ["fake", "other"]
 
 
 # --- fairness ---------------------------------------------------------------------------------------------------------
