@@ -16,8 +16,8 @@ AttentionBackend = Literal["auto", "triton", "cudnn", "varlen", "sdpa"]
 class VideoConfig(BaseModel, frozen=True, extra="forbid"):
     """Which frames of a video are encoded, and how large a video may be."""
 
-    fps: float | None = Field(default=None, gt=0)
-    """Frames taken a second, spread evenly. None: what the model's own processor takes."""
+    fps: float | None = Field(default=None, gt=0, le=240)
+    """Frames taken a second, spread evenly; no more than cameras take. None: what the model's own processor takes."""
 
     num_frames: int | None = Field(default=None, ge=1)
     """Frames taken in all, spread evenly over the clip, instead of `fps`."""

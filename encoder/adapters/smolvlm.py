@@ -47,6 +47,7 @@ class SmolVLM(Idefics3):
             first, last = int(skipped), min(int(header.num_frames - skipped), last)
         if first >= last:
             first, last = 0, header.num_frames - 1
+        wanted = min(wanted, last - first + 1)
         return sorted({int(number) for number in np.linspace(first, last, wanted, dtype=int)})
 
     def frame_tile(self, width: int, height: int) -> Tile:

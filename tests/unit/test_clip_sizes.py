@@ -181,6 +181,15 @@ def test_frames_may_be_asked_for_by_number_rate_and_bounds(preset: str) -> None:
             assert segments(short, **video) >= 1
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("preset", TAKERS)
+def test_any_number_of_frames_may_be_asked_for(preset: str) -> None:
+    """As many as there are come, and no list is made of what was asked for."""
+    header = MediaHeader(width=64, height=48, num_frames=60, frames_per_s=30.0)
+    for video in ({"num_frames": 10**12}, {"min_frames": 10**12}, {"fps": 240.0, "max_frames": 10**12}):
+        assert make_adapter(preset, **video).probe_video(header).grids
+
+
 # --- sizes ---
 
 

@@ -84,6 +84,10 @@ def test_we_ship_the_three_configs_of_the_readme() -> None:
         (GOOD + "silent_timeout_s: 0.5\n", "silent_timeout_s: must be above worker.report_interval_s, which is 1"),
         (GOOD.replace("worker: {", "worker: {report_interval_s: 60, "), "silent_timeout_s: must be above"),
         (GOOD.replace("worker: {", "worker: {replays_in_flight: 4, "), "less than or equal to 3, got 4"),
+        (
+            GOOD.replace("2.6}", "2.6, video: {fps: 1000}}"),
+            "worker.encoder.video.fps: input should be less than or equal to 240, got 1000",
+        ),
         (GOOD.replace("2.6}", "2.6, token_budgets: {packed: 64}}"), "worker.encoder.token_budgets"),
         (GOOD + "worker: [", "pool.yaml: not YAML: "),
         (GOOD + "worker: " + "[" * 5000, "pool.yaml: not YAML: maximum recursion depth exceeded"),
