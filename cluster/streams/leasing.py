@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,11 +14,14 @@ from cluster.streams.session import Session
 from encoder.errors import DeadlineError, PoisonItemError, PoolSaturatedError, WorkerLostError
 from workers.priority import Priority
 
+logger = logging.getLogger(__name__)
+
 Seat = tuple[str, Priority]
 """A worker, and of which priority the calls are that items wait for."""
 
 MIN_RETRY_S, MAX_RETRY_S = 0.01, 0.5
 TRIAL_RETRY_S = 0.05
+NOTICE_S = 1.0  # without a worker; one that comes back sooner is not worth a word
 
 
 class Leasing:
@@ -31,6 +35,7 @@ class Leasing:
         self._waiting: deque[Item] = deque()
         self._leased: dict[Seat, deque[Item]] = {}  # by worker, until one of its call slots is free
         self._poison = session.trials.edition
+        self._has_told = False  # of having no worker, since there was one
 
     def add(self, item: Item) -> None:
         """An item that was just opened."""
@@ -79,6 +84,7 @@ class Leasing:
                     self._session.transport.release([answer.lease_id])
                     item.not_before_s = time.monotonic() + TRIAL_RETRY_S
                     continue
+                self._has_told = False
                 self._leased.setdefault((answer.worker_id, priority), deque()).append(item)
                 taken.add(item)
                 gets_on = True
@@ -157,6 +163,9 @@ class Leasing:
             kind = PoolSaturatedError if refusal.saturated else WorkerLostError
             self._items.fail(item, kind(f"{refusal.message} (tried for {waited_s:.1f} s)"))
             return True
+        if waited_s >= NOTICE_S and not refusal.saturated and not self._has_told:
+            self._has_told = True
+            logger.warning("%s; trying again for %.6g s at most", refusal.message, limit_s)
         item.not_before_s = now_s + min(MAX_RETRY_S, turn * max(MIN_RETRY_S, refusal.retry_ms / 1e3))
         return False
 

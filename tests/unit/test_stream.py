@@ -419,6 +419,34 @@ def test_a_pool_without_workers_fails_after_a_bounded_time() -> None:
         client(pool, recovery_timeout_s=0.2).encode(PICTURES[0])
 
 
+def test_who_waits_for_a_worker_hears_of_it_once_each_time_that_none_is_left(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "NOTICE_S", 0.05)
+    told = "no worker is up that may take it; trying again for 0.5 s at most"
+    list(client(FakePool(""), recovery_timeout_s=0.5).encode_many(PICTURES))
+    assert caplog.messages == [told]
+
+    pool = FakePool("")
+
+    def sources() -> Iterator[Source]:
+        yield PICTURES[0]
+        pool.incarnations["a"] = 0
+        pool.restart("a")
+        yield PICTURES[1]
+        pool.router.forget("a")
+        yield PICTURES[2]
+
+    outcomes = client(pool, recovery_timeout_s=0.5, max_in_flight_items=1).encode_many(sources())
+    assert [outcome.error is None for outcome in outcomes] == [False, True, False]
+    assert caplog.messages == [told] * 3
+
+
+def test_who_waits_for_a_worker_but_a_moment_hears_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    list(client(FakePool(""), recovery_timeout_s=0.5).encode_many(PICTURES[:2]))
+    assert caplog.messages == []
+
+
 def test_items_that_nobody_takes_fail_together_not_one_after_the_other() -> None:
     started_s = time.monotonic()
     outcomes = list(client(FakePool(""), recovery_timeout_s=0.2).encode_many(PICTURES))
