@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster.config import PoolConfig
+from cluster.gateway.auth import read_tokens
 from cluster.groups import GroupConfig
+from cluster.planning.traces import check_trace
 from encoder.adapters.registry import check_model, families
 from encoder.budgets import graph_keys
 from encoder.config import EncoderConfig
@@ -17,9 +19,14 @@ def describe_config(config: PoolConfig) -> str:
     """One line on the pool.
 
     Raises:
-        ConfigError: a model, layout or budget that cannot work.
+        ConfigError: a model, layout or budget that cannot work; a tokens file that the gateway would not take, or a
+            trace file that cannot be written.
         WeightsError: a local checkpoint without some of its tensors, or their files.
     """
+    if config.gateway.tokens_file is not None:
+        read_tokens(config.gateway.tokens_file)
+    if config.trace_file is not None:
+        check_trace(config.trace_file)
     return f"ok: {'; '.join(_describe(group) for group in config.worker_groups)}"
 
 

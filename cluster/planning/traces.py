@@ -8,6 +8,7 @@ opened for appending, so several processes may write one file; what a crash cuts
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -69,10 +70,7 @@ class TraceWriter:
         self._flushed_s = now_s()
         self._packer = msgpack.Packer()
         try:
-            if path.exists() and path.stat().st_size:
-                with path.open("rb") as file:
-                    if file.read(len(HEADER)) != HEADER:
-                        raise ConfigError(f"{path} is no trace of version {FORMAT_VERSION}; name another file")
+            _refuse_other_files(path)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         except OSError as error:
             raise ConfigError(f"{path}: cannot write a trace: {error.strerror}") from error
@@ -120,6 +118,25 @@ class TraceWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def check_trace(path: Path) -> None:
+    """Whether a trace may be written there, without making one. Raises ConfigError as `TraceWriter` does."""
+    try:
+        _refuse_other_files(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write a trace: {error.strerror}") from error
+    if not path.exists() and not path.parent.is_dir():
+        raise ConfigError(f"{path}: cannot write a trace: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path}: cannot write a trace: {os.strerror(errno.EACCES)}")
+
+
+def _refuse_other_files(path: Path) -> None:
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as file:
+            if file.read(len(HEADER)) != HEADER:
+                raise ConfigError(f"{path} is no trace of version {FORMAT_VERSION}; name another file")
 
 
 def read_trace(path: Path) -> Iterator[TraceRecord]:

@@ -13,6 +13,7 @@ import ray
 from cluster.cli import _parser, main
 from cluster.commands.arguments import DTYPES, lay_over
 from cluster.config import parse_config
+from cluster.planning.traces import TraceWriter
 from encoder.config import Dtype
 from encoder.errors import ConfigError
 
@@ -172,6 +173,52 @@ def test_the_check_says_in_which_numbers_a_worker_will_compute(
     config.write_text(f"num_workers: 2\nworker: {{{worker}encoder: {{model: tiny-minicpmv-2.6{encoder}}}}}\n")
     assert status("config", "check", str(config)) == 0
     assert f"2 x tiny-minicpmv-2.6 {numbers}, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("gateway: {tokens_file: none}", "gateway.tokens_file: none cannot be read: "),
+        ("gateway: {tokens_file: folder}", "gateway.tokens_file: folder cannot be read: "),
+        ("gateway: {tokens_file: short}", "short:1: a line is a name, a token of 16 letters at least"),
+        ("trace_file: none/day.trace", "none/day.trace: cannot write a trace: there is no folder none"),
+        ("trace_file: short/day.trace", "short/day.trace: cannot write a trace: "),
+        ("trace_file: folder", "folder: cannot write a trace: Is a directory"),
+        ("trace_file: short", "short is no trace of version 1"),
+        ("trace_file: locked.trace", "locked.trace: cannot write a trace: Permission denied"),
+        ("trace_file: locked/day.trace", "locked/day.trace: cannot write a trace: Permission denied"),
+    ],
+)
+def test_the_check_finds_files_that_a_start_would_stumble_over(
+    section: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "short").write_text("me 123\n")
+    (tmp_path / "locked.trace").touch(mode=0o444)
+    (tmp_path / "locked").mkdir(mode=0o555)
+    # For root too, who may write everywhere.
+    monkeypatch.setattr("os.access", lambda path, mode: bool(Path(path).stat().st_mode & 0o222))
+    (tmp_path / "pool.yaml").write_text(f"num_workers: 1\nworker: {{encoder: {{model: tiny-siglip}}}}\n{section}\n")
+    assert status("config", "check", "pool.yaml") == 2
+    captured = capsys.readouterr()
+    assert f"pool.yaml: {said}" in captured.err
+    assert captured.out == ""
+
+
+def test_the_check_leaves_files_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens").write_text("me 0123456789abcdef\n")
+    (tmp_path / "pool.yaml").write_text(
+        "num_workers: 1\nworker: {encoder: {model: tiny-siglip}}\ntrace_file: a.trace\ngateway: {tokens_file: tokens}\n"
+    )
+    assert status("config", "check", "pool.yaml") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pool.yaml", "tokens"]
+    TraceWriter(tmp_path / "a.trace").close()
+    assert status("config", "check", "pool.yaml") == 0
+    assert "0123456789abcdef" not in capsys.readouterr().out
 
 
 def test_models_lists_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
