@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,12 +21,21 @@ def bench_router(
     *, pools: Sequence[int] = POOLS, num_calls: int = 100, num_items: int = 60_000, with_ray: bool = True
 ) -> dict[str, Any]:
     """All figures."""
-    rates = [measure_rate(num_workers, num_calls=num_calls) for num_workers in pools]
-    return {
-        "rates": [asdict(rate) for rate in rates],
-        "actor": measure_actor(64, num_calls=num_calls) if with_ray else None,
-        "days": [asdict(day) for day in simulate_days(64, num_items)],
-    }
+    report: dict[str, Any] = {"rates": [], "actor": None}
+    for num_workers in pools:
+        _say(f"decisions in process, {num_workers} workers")
+        report["rates"].append(asdict(measure_rate(num_workers, num_calls=num_calls)))
+    if with_ray:
+        _say("decisions through the actor")
+        report["actor"] = measure_actor(64, num_calls=num_calls)
+    _say("a simulated day of traffic")
+    report["days"] = [asdict(day) for day in simulate_days(64, num_items)]
+    return report
+
+
+def _say(what: str) -> None:
+    """What is measured now."""
+    print(f"encpool: measuring {what} ...", file=sys.stderr, flush=True)
 
 
 def table(report: dict[str, Any]) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import dataclass
+
 import pytest
 
 from cluster import EncoderPool
+from cluster.benchmark import pool as pool_bench
 from cluster.benchmark.load import measure_kill, measure_latency, measure_throughput, pictures
 from cluster.benchmark.pool import table
+from cluster.config import parse_config
 
 SIZES = [(448, 448), (200, 300)]
 
@@ -25,6 +30,25 @@ def test_every_figure_of_a_pool_is_measured(whole_pool: EncoderPool, capsys: pyt
     assert kill.num_on_board > 0
     assert 0 < kill.first_redispatch_s < 30
     assert (kill.num_items, kill.num_failed, kill.num_twice) == (40, 0, 0)
+
+
+def test_the_bench_says_what_it_measures_now(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @dataclass
+    class Figure:
+        value: float = 1.0
+
+    for name in ("measure_throughput", "measure_latency", "measure_kill"):
+        monkeypatch.setattr(pool_bench, name, lambda *given: Figure())
+    monkeypatch.setattr(pool_bench, "_bare_engine", lambda *given: {})
+    monkeypatch.setattr(pool_bench.EncoderPool, "start", lambda config: nullcontext())
+    config = parse_config({"num_workers": 2, "worker": {"encoder": {"model": "tiny-minicpmv-2.6"}}}, source="test")
+    pool_bench.bench_pool(config, num_items=1, repeats=1, on_gpu=False)
+    assert capsys.readouterr().err.splitlines() == [
+        f"encpool: measuring {what} ..."
+        for what in ("the engine alone", "a pool of 1", "one image alone", "a pool of 2")
+    ]
 
 
 def test_the_table_names_what_the_figures_compare() -> None:

@@ -12,8 +12,13 @@ from cluster.benchmark.router import bench_router, table, write_plot
 from encoder.benchmark.files import save_json
 
 
-def test_the_bench_prints_and_writes_what_it_measured(tmp_path: Path) -> None:
+def test_the_bench_prints_and_writes_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = bench_router(pools=(8, 16), num_calls=2, num_items=300, with_ray=False)
+    assert capsys.readouterr().err.splitlines() == [
+        "encpool: measuring decisions in process, 8 workers ...",
+        "encpool: measuring decisions in process, 16 workers ...",
+        "encpool: measuring a simulated day of traffic ...",
+    ]
     text = table(report)
     assert "bare power of two" in text
     assert "round-robin" in text
