@@ -104,7 +104,7 @@ class Ledger:
 
     def drop(self, worker: WorkerView | None) -> None:
         """The leases on a worker that is gone are over."""
-        if worker is not None:
+        if worker is not None and worker.in_flight_ms > 0:  # each of its callers says that it is dead: look once
             self.end([lease_id for lease_id, (seat, *_) in self._leases.items() if seat.worker is worker])
 
     def counts(self) -> Counter[WorkerView]:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import Any
 
 import pytest
 from fakes import TOKENS, Clock, fake_adapter, graph, report
@@ -623,6 +624,23 @@ def test_a_worker_that_dies_takes_nothing_of_its_clients_shares_along() -> None:
     assert sum(isinstance(answer, Lease) for answer in pool.assign(asked, client="one")) == 10
 
 
+def test_the_leases_are_looked_through_for_the_first_who_finds_a_worker_dead_and_not_for_the_others() -> None:
+    class Leases(dict[int, Any]):
+        num_looks = 0
+
+        def items(self) -> Any:
+            self.num_looks += 1
+            return super().items()
+
+    pool = router()
+    pool._ledger._leases = leases = Leases()
+    pool.register(report("w"))
+    lease(pool)
+    for _ in range(64):
+        pool.suspect("w/0")
+    assert (len(leases), leases.num_looks) == (0, 1)
+
+
 @dataclass(frozen=True)
 class Held:
     """A lease as the history knows it."""
@@ -808,6 +826,17 @@ class RouterHistory(RuleBasedStateMachine):
         assert {member.worker_id: member.in_flight_bytes for member in self.router.members()} == num_bytes
         views = self.router.roster.views
         assert {name: view.urgent_ms for name, view in views.items()} == pytest.approx(urgent_ms, abs=1e-6)
+
+    @invariant()
+    def accounts_add_up(self) -> None:
+        self.router.expire()
+        for priority, shares in self.router.roster.desk("").shares.items():
+            held_ms = dict.fromkeys(shares._accounts, 0.0)
+            for lease in self.held.values():
+                if lease.urgent == (priority is Priority.INTERACTIVE):
+                    held_ms[lease.client] += lease.cost_ms
+            accounts = {client: account.held_ms for client, account in shares._accounts.items()}
+            assert accounts == pytest.approx(held_ms, abs=1e-6)
 
     @invariant()
     def queues_are_bounded(self) -> None:
