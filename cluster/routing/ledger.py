@@ -87,9 +87,9 @@ class Ledger:
             shares.refused(account)
         elif not refusals and not num_later:
             account.hungry_until_s = -math.inf
-        later = Refusal(
-            saturated=True, retry_ms=max(0.0, -room_ms), message="all workers are full, and others wait too"
-        )
+        retry_ms = max(0.0, -room_ms)
+        why = f"others wait for room, and this client has its part of it; retry in {retry_ms:.0f} ms"
+        later = Refusal(saturated=True, retry_ms=retry_ms, message=why)
         self.num_refused += num_later
         return Answer(first, entries + [later] * num_later)
 

@@ -606,6 +606,9 @@ def test_what_one_client_leaves_of_its_share_is_for_the_others() -> None:
     late = granted("late")
     assert len(late) == 5
     pool.beat(beat("w", *late))
+    (refusal,) = pool.assign([LeaseRequest(shape=shape())], client="early")
+    assert isinstance(refusal, Refusal)
+    assert "this client has its part" in refusal.message  # the worker is not full now
     assert granted("early") == []
     clock.now += 5  # the late one wants nothing more
     assert len(granted("early")) == 5
