@@ -77,6 +77,9 @@ NOTICE_DEATHS = {
 it waits to learn more of the death, and looks once a second. With these they fail after 0.10 to 0.15 s (measured on two
 busy cores). They hold for processes that connect through us, and for the gateway of a standing pool."""
 
+END_TOGETHER = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10"}
+"""For a local cluster: where a signal to all of its processes ended the first one, the others wait no minute for it."""
+
 _lock = threading.Lock()  # Ray has one connection a process, and starts or ends it in one thread
 _own: OwnRay | None = None
 
@@ -181,7 +184,7 @@ def _connect(config: PoolConfig) -> OwnRay:
         _read_authentication_anew()
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it announces the token at each start
     try:
-        with keeping_sigterm(), readable_entrypoint():
+        with keeping_sigterm(), readable_entrypoint(), _settings(END_TOGETHER):
             ray.init(
                 address="local",
                 namespace="encpool",

@@ -20,7 +20,7 @@ class ModelDesk:
         self.index = WorkerIndex(axis_choices=adapter.axis_choices, measure=adapter.measure, rng=rng)
         """Of workers that may get leases."""
         self.traffic = TrafficLog(now_s=now_s)
-        self.shares = {priority: Shares(now_s) for priority in Priority}
+        self.shares = {priority: Shares(now_s, self.index.__len__) for priority in Priority}
 
     def count(self) -> None:
         """Note the kinds of items that got leases since the last time."""

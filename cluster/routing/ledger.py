@@ -87,11 +87,13 @@ class Ledger:
             shares.refused(account)
         elif not refusals and not num_later:
             account.hungry_until_s = -math.inf
-        retry_ms = max(0.0, -room_ms)
-        why = f"others wait for room, and this client has its part of it; retry in {retry_ms:.0f} ms"
-        later = Refusal(saturated=True, retry_ms=retry_ms, message=why)
-        self.num_refused += num_later
-        return Answer(first, entries + [later] * num_later)
+        if num_later:  # the next one fits once as much of its own has ended
+            next_ms = plans[ask.which[len(which)]].groups[0].floor_ms
+            retry_ms = max(next_ms, next_ms - room_ms)
+            why = f"others wait for room, and this client has its part of it; retry in {retry_ms:.0f} ms"
+            entries += [Refusal(saturated=True, retry_ms=retry_ms, message=why)] * num_later
+            self.num_refused += num_later
+        return Answer(first, entries)
 
     def end(self, lease_ids: Iterable[int]) -> None:
         """These are over. Those that were over already make no difference."""

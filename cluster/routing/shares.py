@@ -1,7 +1,8 @@
 """Fair shares of a full pool: who holds less than others comes before who holds more. No Ray, no torch.
 
 While a client waits that was refused for want of room, the others get no more than an equal part each of what the pool
-held when it was full. Nobody is held back where nobody waits, and a client that holds nothing may always try.
+held when it was full. Nobody is held back where nobody waits or workers might be idle for it, and a client that holds
+nothing may always try.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from cluster.routing.worker_view import NOTHING_MS
 
 HUNGRY_S = 1.0  # after a refusal; clients come back within half a second
+BUSY_MS = 250.0  # of work a worker has in any case, whoever waits: some never come back
 FEW_ACCOUNTS = 64
 
 
@@ -38,8 +40,8 @@ class Account:
 class Shares:
     """Clients that ask for the same workers with the same priority. One thread at a time."""
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
+    def __init__(self, now_s: Callable[[], float], num_workers: Callable[[], int]) -> None:
+        self._now_s, self._num_workers = now_s, num_workers
         self._accounts: dict[str, Account] = {}
         self._most_accounts = FEW_ACCOUNTS  # until those of clients that are gone are looked for
         self._full_ms = 0.0  # what all held when somebody was refused
@@ -65,7 +67,8 @@ class Shares:
         if all(each is account or each.hungry_until_s <= now_s for each in active):
             return math.inf
         share_ms = self._full_ms / len(active)
-        return share_ms - account.held_ms if account.held_ms > 0 else max(share_ms, NOTHING_MS)
+        own_ms = share_ms - account.held_ms if account.held_ms > 0 else max(share_ms, NOTHING_MS)
+        return max(own_ms, BUSY_MS * self._num_workers() - sum(each.held_ms for each in active))
 
     def refused(self, account: Account) -> None:
         """There was no room for something of it, wherever it might have gone."""

@@ -559,10 +559,7 @@ def test_no_client_that_saturates_a_pool_keeps_others_out_of_it() -> None:
     wants = {f"stream {number}": 128 for number in range(24)} | {f"single {number}": 1 for number in range(8)}
     started_s = free_s = clock.now
     done, num_open = Counter[str](), Counter[str]()
-    asked_s, slowest_s = (
-        dict.fromkeys(wants, clock.now),
-        Counter[str](),
-    )  # since when it gets nothing; the longest while
+    asked_s, slowest_s = dict.fromkeys(wants, clock.now), Counter[str]()  # since when it gets nothing, and the longest
     come_back = set(wants)  # that will ask again
     events: list[tuple[float, float, str, Lease | None]] = [(clock.now, rng.random(), name, None) for name in wants]
     while clock.now < started_s + 30:
@@ -593,7 +590,7 @@ def test_no_client_that_saturates_a_pool_keeps_others_out_of_it() -> None:
 
 def test_what_one_client_leaves_of_its_share_is_for_the_others() -> None:
     pool = router(clock := Clock())
-    pool.register(report("w", graphs=(graph(2, cost_ms=10),), max_queue_ms=100.0))
+    pool.register(report("w", graphs=(graph(2, cost_ms=100),), max_queue_ms=1000.0))
 
     def granted(client: str) -> list[int]:
         answers = pool.assign([LeaseRequest(shape=shape())] * 30, client=client)
@@ -614,10 +611,23 @@ def test_what_one_client_leaves_of_its_share_is_for_the_others() -> None:
     assert len(granted("early")) == 5
 
 
+def test_clients_that_ask_once_and_vanish_leave_no_worker_idle() -> None:
+    pool = router()
+    pool.register(report("w", graphs=(graph(2, cost_ms=100),), max_queue_ms=2000.0))
+    asked = [LeaseRequest(shape=shape())] * 20
+    leases = [answer for answer in pool.assign(asked, client="stream") if isinstance(answer, Lease)]
+    for number in range(64):
+        assert isinstance(pool.assign(asked[:1], client=f"short-lived {number}")[0], Refusal)
+    pool.beat(beat("w", *(lease.lease_id for lease in leases[1:])))
+    answers = pool.assign(asked, client="stream")
+    assert sum(isinstance(answer, Lease) for answer in answers) == 2
+    assert answers[-1].retry_ms >= 100  # type: ignore[union-attr]
+
+
 def test_a_worker_that_dies_takes_nothing_of_its_clients_shares_along() -> None:
     pool = router()
     for name in "ab":
-        pool.register(report(name, graphs=(graph(2, cost_ms=10),), max_queue_ms=100.0))
+        pool.register(report(name, graphs=(graph(2, cost_ms=100),), max_queue_ms=1000.0))
     asked = [LeaseRequest(shape=shape())] * 20
     leases = [answer for answer in pool.assign(asked, client="one") if isinstance(answer, Lease)]
     assert len(leases) == 20
