@@ -1,7 +1,7 @@
 """Fair shares of a full pool: who holds less than others comes before who holds more. No Ray, no torch.
 
 While a client waits that was refused for want of room, the others get no more than an equal part each of what the pool
-held when it was full. Nobody is held back where nobody waits or workers might be idle for it, and a client that holds
+held when it was full. Nobody is held back where nobody waits or workers might be idle for it, and who holds
 nothing may always try.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from cluster.routing.worker_view import NOTHING_MS
 
 HUNGRY_S = 1.0  # after a refusal; clients come back within half a second
-BUSY_MS = 250.0  # of work a worker has in any case, whoever waits: some never come back
+BUSY_MS = 250.0  # of work that a worker has whoever waits, or half a queue: some never come back
 FEW_ACCOUNTS = 64
 
 
@@ -68,7 +68,8 @@ class Shares:
             return math.inf
         share_ms = self._full_ms / len(active)
         own_ms = share_ms - account.held_ms if account.held_ms > 0 else max(share_ms, NOTHING_MS)
-        return max(own_ms, BUSY_MS * self._num_workers() - sum(each.held_ms for each in active))
+        busy_ms = min(BUSY_MS * self._num_workers(), self._full_ms / 2)
+        return max(own_ms, busy_ms - sum(each.held_ms for each in active))
 
     def refused(self, account: Account) -> None:
         """There was no room for something of it, wherever it might have gone."""
