@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.groups import AutoscaleConfig
@@ -86,11 +86,17 @@ def test_no_worker_goes_sooner_than_the_pause_after_the_last_change(
 
 @settings(max_examples=50)
 @given(in_flight_ms=st.floats(0, 5_000), limits=limits, num_workers=st.integers(1, 25))
+@example(
+    in_flight_ms=0.0,
+    limits=AutoscaleConfig(min_workers=1, max_workers=19, target_queue_ms=100, up_after_s=0, down_after_s=0.03125),
+    num_workers=19,
+)
 def test_a_steady_load_settles_on_one_number_that_holds_it(
     in_flight_ms: float, limits: AutoscaleConfig, num_workers: int
 ) -> None:
     num_workers = min(max(num_workers, limits.min_workers), limits.max_workers)
-    longest_s = int((limits.down_after_s + 1) * 25 + (limits.up_after_s + 1) * 10)
+    # It looks once a second, and a pause ends with the first look after it.
+    longest_s = (math.ceil(limits.down_after_s) + 1) * 25 + (math.ceil(limits.up_after_s) + 1) * 10
     numbers = run(steady(in_flight_ms, longest_s), num_workers, limits)
     assert sum(before != after for before, after in pairwise(numbers)) <= 25
     last = numbers[-1]
