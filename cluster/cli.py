@@ -17,6 +17,7 @@ from io import TextIOWrapper
 from cluster.commands import bench, encode, look, plan, serve, standing, trace
 from cluster.commands.arguments import FAILED, INTERRUPTED, WRONG_USAGE
 from cluster.interrupts import sigterm_as_interrupt
+from cluster.notices import say
 from encoder.errors import ConfigError, EncoderPoolError, WeightsError
 
 COMMANDS = (encode, standing, serve, look, trace, plan, bench)  # in the order of the help
@@ -43,14 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else error, FAILED)
     except KeyboardInterrupt:
-        print("encpool: interrupted", file=sys.stderr)
+        say("interrupted")
         return INTERRUPTED
     return status
 
 
 def _fail(error: Exception | str, status: int) -> int:
     for line in str(error).splitlines():
-        print(f"encpool: error: {line}", file=sys.stderr)
+        say(f"error: {line}")
     return status
 
 

@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from encoder.benchmark.measure import seconds_of
+from encoder.benchmark.measure import seconds_of, wall_seconds
 from encoder.config import EncoderConfig
 from encoder.pictures import draw_picture
 from encoder.runner import EncoderRunner
@@ -28,9 +28,9 @@ def main() -> None:
         runner.adapter.prepare(draw_picture(width, height, seed)) for seed, (width, height) in enumerate(task["sizes"])
     ]
     segments = [segment for item in prepared for segment in item]
-    first_s = [seconds_of(lambda: runner.encode(segments), device) for _ in range(2)][-1]  # warm
+    (once_s,) = wall_seconds(lambda: runner.encode(segments), device, 1)
     if device.type == "cuda":
-        segments = segments * math.ceil(RUN_S / first_s)
+        segments = segments * math.ceil(RUN_S / once_s)
     runner.forget_stats()
     seconds = [seconds_of(lambda: runner.encode(segments), device) for _ in range(REPEATS)]
     stats = runner.stats

@@ -7,13 +7,13 @@ import math
 import os
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from cluster.notices import say
 from cluster.pool import EncoderPool
 from cluster.streams.transport import Transport
 from encoder.errors import ConfigError
@@ -181,7 +181,7 @@ def measure_kill(pool: EncoderPool, files: Sequence[bytes], num_items: int) -> K
     if len(here) < 2:
         raise ConfigError("a worker can be killed under load where two of them run on this machine")
     victim = here[0]
-    print(f"encpool: killing {victim.worker_id} under load, which Ray warns of", file=sys.stderr, flush=True)
+    say(f"killing {victim.worker_id} under load, which Ray warns of")
     client, transport = pool.client, pool.client.transport
     watched = client.transport = _Watched(transport, victim, int(KILL_AFTER * num_items))
     sources = list(islice(different(files), num_items))

@@ -13,6 +13,7 @@ from typing import Any
 
 from cluster.benchmark.load import measure_kill, measure_latency, measure_throughput, pictures
 from cluster.config import PoolConfig, parse_config
+from cluster.notices import say
 from cluster.pool import EncoderPool
 from cluster.tables import aligned
 from encoder.benchmark.files import two_panels
@@ -33,7 +34,7 @@ def bench_pool(config: PoolConfig, *, num_items: int, repeats: int, on_gpu: bool
     """
     sizes = TRAFFIC_SIZES if on_gpu else CPU_SIZES
     files = pictures(sizes)
-    _say("the engine alone")
+    say("measuring the engine alone ...")
     report: dict[str, Any] = {
         "model": config.worker.encoder.model,
         "date": time.strftime("%Y-%m-%d"),
@@ -43,12 +44,12 @@ def bench_pool(config: PoolConfig, *, num_items: int, repeats: int, on_gpu: bool
         "kill": None,
     }
     for num_workers in dict.fromkeys((1, config.num_workers)):
-        _say(f"a pool of {num_workers}")
+        say(f"measuring a pool of {num_workers} ...")
         with EncoderPool.start(_sized(config, num_workers)) as pool:
             measure_throughput(pool, files, max(len(files), num_items // 10))
             report["throughput"].append(asdict(measure_throughput(pool, files, num_items * num_workers)))
             if num_workers == 1:
-                _say("one image alone")
+                say("measuring one image alone ...")
                 singles = SINGLES if on_gpu else SINGLES[:1]
                 report["latency"] = [asdict(measure_latency(pool, size, repeats)) for size in singles]
             else:
@@ -72,11 +73,6 @@ def _bare_engine(encoder: EncoderConfig, sizes: Sequence[Size]) -> dict[str, Any
         raise WorkerStartError(f"the engine alone ended with status {done.returncode}; its output is above")
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
-
-
-def _say(what: str) -> None:
-    """What is measured now."""
-    print(f"encpool: measuring {what} ...", file=sys.stderr, flush=True)
 
 
 def table(report: dict[str, Any]) -> str:

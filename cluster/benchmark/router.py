@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from cluster.benchmark.days import simulate_days
 from cluster.benchmark.rates import measure_actor, measure_rate
 from cluster.benchmark.simulated import BATCH
+from cluster.notices import say
 from cluster.tables import aligned
 from encoder.benchmark.files import two_panels
 
@@ -23,19 +23,14 @@ def bench_router(
     """All figures."""
     report: dict[str, Any] = {"rates": [], "actor": None}
     for num_workers in pools:
-        _say(f"decisions in process, {num_workers} workers")
+        say(f"measuring decisions in process, {num_workers} workers ...")
         report["rates"].append(asdict(measure_rate(num_workers, num_calls=num_calls)))
     if with_ray:
-        _say("decisions through the actor")
+        say("measuring decisions through the actor ...")
         report["actor"] = measure_actor(64, num_calls=num_calls)
-    _say("a simulated day of traffic")
+    say("measuring a simulated day of traffic ...")
     report["days"] = [asdict(day) for day in simulate_days(64, num_items)]
     return report
-
-
-def _say(what: str) -> None:
-    """What is measured now."""
-    print(f"encpool: measuring {what} ...", file=sys.stderr, flush=True)
 
 
 def table(report: dict[str, Any]) -> str:

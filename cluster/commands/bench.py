@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.commands.arguments import DEFAULT_MODEL, DTYPES, FAILED, OK, lay_over, positive
+from cluster.notices import say
 
 if TYPE_CHECKING:
     from cluster.commands.arguments import Commands
@@ -121,7 +121,7 @@ def _run_engines(configs: list[EncoderConfig], device: str, parsed: argparse.Nam
     if parsed.plot is not None:
         write_plot(reports, parsed.plot)
     if failed:
-        print(f"encpool: error: no figures of {', '.join(failed)}; see above", file=sys.stderr)
+        say(f"error: no figures of {', '.join(failed)}; see above")
     return FAILED if failed else OK
 
 

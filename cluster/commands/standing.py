@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.commands.arguments import FAILED, OK, add_pool, positive_number
+from cluster.notices import say
 from encoder.errors import ConfigError, WorkerStartError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run_up(parsed: argparse.Namespace) -> int:
     try:
         with raising_pool():
             if not address and running_head() is None:
-                started.head = start_head(cpus_for(config.worker_groups), say=_say)
+                started.head = start_head(cpus_for(config.worker_groups), say=say)
             status, url = _raise(config, address, serve=parsed.serve, started=started)
     except BaseException:
         if started.head is not None and started.unused:
@@ -111,7 +111,7 @@ def _raise(config: PoolConfig, address: str | None, *, serve: bool, started: _St
 
     with local_ray.attach(address, show_logs=True) or nullcontext():
         try:
-            _say(f"starting {config.num_workers} workers with {', '.join(config.encoders)} ...")
+            say(f"starting {config.num_workers} workers with {', '.join(config.encoders)} ...")
             return raise_pool(config, watch=_Progress()), _raise_gateway(config) if serve else None
         except BaseException:
             started.unused = not pools_here()
@@ -139,7 +139,7 @@ class _Progress:
     def __call__(self, status: PoolStatus) -> None:
         if status.num_ready > self._num_ready:
             self._num_ready = status.num_ready
-            _say(f"{status.num_ready} of {sum(status.targets.values())} workers ready")
+            say(f"{status.num_ready} of {sum(status.targets.values())} workers ready")
 
 
 def run_status(parsed: argparse.Namespace) -> int:
@@ -168,7 +168,7 @@ def run_scale(parsed: argparse.Namespace) -> int:
     """Change the number of workers."""
     with connected(parsed.pool) as pool:
         whose = f"group {parsed.group} of pool" if parsed.group else "pool"
-        _say(f"scaling {whose} {pool.name!r} to {parsed.num_workers} workers ...")
+        say(f"scaling {whose} {pool.name!r} to {parsed.num_workers} workers ...")
         pool.scale(parsed.num_workers, parsed.group)
         workers = _workers_of(pool)
     print(f"pool {pool.name!r} has {workers}")
@@ -207,7 +207,7 @@ def run_down(parsed: argparse.Namespace) -> int:
         if parsed.pool is not None or pools_here() or not ours:
             name = _choose(parsed.pool)
             try:
-                drain_gateways(name, say=_say)
+                drain_gateways(name, say=say)
             finally:  # interrupted, it ends at once
                 end_pool(name)
             print(f"pool {name!r} has ended")
@@ -247,7 +247,3 @@ def _whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
     return int(text)
-
-
-def _say(text: str) -> None:
-    print(f"encpool: {text}", file=sys.stderr, flush=True)

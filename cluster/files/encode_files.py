@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +18,7 @@ from cluster.gateway.wire import ItemAnswer
 from cluster.http_client import HttpClient, error_of
 from cluster.interrupts import sigterm_as_interrupt
 from cluster.lifecycle.stats import PoolStats
+from cluster.notices import say
 from cluster.pool import EncoderPool
 from cluster.streams.outcomes import Embedding, Outcome
 from encoder.types import ItemShape
@@ -60,7 +60,7 @@ def encode_files(
     num, models = config.num_workers, list(config.encoders)
     if isinstance(pool, PoolConfig):
         names = ", ".join(models)
-        print(f"encpool: starting {num} worker{'s' * (num != 1)} with {names} ...", file=sys.stderr, flush=True)
+        say(f"starting {num} worker{'s' * (num != 1)} with {names} ...")
     with EncoderPool.start(pool) if isinstance(pool, PoolConfig) else pool as pool:
         outcomes = pool.encode_many((source.path for source in sources), model=model)
         return _write(sources, outcomes, out, model or models[0], pool.stats)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -11,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from cluster.gateway.config import GatewayConfig
 from cluster.gateway.threaded import GatewayThread
 from cluster.lifecycle.processes import settle
+from cluster.notices import say
 from cluster.pool import EncoderPool
 from encoder.errors import WorkerLostError
 from workers import spans
@@ -26,20 +26,20 @@ def serve(open_pool: Callable[[], AbstractContextManager[EncoderPool]], config: 
     """
     spans.set_up("encpool-gateway")
     with GatewayThread(None, config) as gateway:  # it says 503 while the pool starts
-        _say(f"listening on {gateway.url}, the pool is starting")
+        say(f"listening on {gateway.url}, the pool is starting")
         with open_pool() as pool:
             gateway.attach(pool)
             settle()
             with _signals() as stop:
                 print(f"serving {', '.join(pool.config.encoders)} on {gateway.url}", flush=True)
                 if config.tokens_file is None and config.host not in ("127.0.0.1", "localhost", "::1"):
-                    _say("everybody who reaches this address may use it; set gateway.tokens_file")
+                    say("everybody who reaches this address may use it; set gateway.tokens_file")
                 while not stop.wait(LOOK_S):
                     with suppress(WorkerLostError):  # its router restarts
                         pool.members()
-            _say(f"draining: {gateway.num_requests} requests under way; once more ends it at once")
+            say(f"draining: {gateway.num_requests} requests under way; once more ends it at once")
             if not gateway.drain():
-                _say(f"{gateway.num_requests} requests were not answered in time")
+                say(f"{gateway.num_requests} requests were not answered in time")
             gateway.stop()
 
 
@@ -53,7 +53,3 @@ def _signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before:
             signal.signal(number, signal.default_int_handler if number is signal.SIGTERM else handler)
-
-
-def _say(line: str) -> None:
-    print(f"encpool: {line}", file=sys.stderr, flush=True)

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from encoder.config import EncoderConfig
 
 _DEFAULTS = {"hidden_size": 768, "image_size": 224, "patch_size": 16, "layer_norm_eps": 1e-6}
-_PAN_AND_SCAN: dict[str, Any] = {
-    "min_crop_size": 256,
-    "max_num_crops": 4,
-    "min_ratio_to_activate": 1.2,
-}  # released files have null
+# Released files have null.
+_PAN_AND_SCAN: dict[str, Any] = {"min_crop_size": 256, "max_num_crops": 4, "min_ratio_to_activate": 1.2}
 
 
 class Gemma3:
