@@ -53,6 +53,9 @@ class FakePool:
 
     def restart(self, name: str) -> None:
         self.incarnations[name] += 1
+        self.register(name)
+
+    def register(self, name: str) -> None:
         incarnation = f"{name}/{self.incarnations[name]}"
         self.router.register(report(name, incarnation=incarnation, graphs=(graph(),), max_queue_ms=self.max_queue_ms))
 

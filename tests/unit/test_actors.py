@@ -7,7 +7,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from cluster.lifecycle import actors
@@ -74,7 +73,7 @@ def test_a_router_that_restarts_is_asked_again(monkeypatch: pytest.MonkeyPatch) 
             raise answer
         return answer
 
-    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr("cluster.pool.ray", SimpleNamespace(get=get))  # not Ray's own, which other pools' threads call
     pool = EncoderPool.__new__(EncoderPool)
     pool._gate = Gate()
     pool._router = SimpleNamespace(samples=SimpleNamespace(remote=lambda: None))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_pool import PICTURES, FakePool, client, encoded, retrying_soon
 from fakes import fake_adapter
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.routing.leases import Answer, Ask, Refusal
@@ -30,7 +30,7 @@ from workers.priority import Priority
 
 FAULTS = ["fine", "lose", "delay", "no room", "die", "away", "refuse", "closed", "lost", "whole", "poisoned"]
 NOTES = {"refuse": "PoolSaturatedError", "closed": "PoolClosedError", "poisoned": "DeadlineError"}
-LEASE_FAULTS = ["fine", "fine", "fine", "away", "restart"]
+LEASE_FAULTS = ["fine", "fine", "fine", "away", "restart", "all die"]
 
 
 class FaultyPool(FakePool):
@@ -50,12 +50,12 @@ class FaultyPool(FakePool):
             return Answer(
                 0, [Refusal(saturated=False, retry_ms=1, message="the router does not answer")] * len(ask.which)
             )
-        if fault == "restart":
+        if fault in ("restart", "all die"):
             self.router = Router(
                 fake_adapter(), lease_timeout_s=60, silent_timeout_s=1e9, now_s=self.clock, rng=random.Random(1)
             )
-            for name in self.incarnations:
-                self.restart(name)
+            for name in self.incarnations:  # workers outlive their router, unless they die with it
+                (self.restart if fault == "all die" else self.register)(name)
         return super().lease(ask)
 
     def start(self, worker_id: str, batch: EncodeBatch) -> Any:
@@ -107,6 +107,8 @@ class FaultyPool(FakePool):
     faults=st.lists(st.sampled_from(FAULTS), max_size=30),
     lease_faults=st.lists(st.sampled_from(LEASE_FAULTS), max_size=12),
 )
+@example(faults=["fine", "away"], lease_faults=["fine", "restart", "fine", "restart"])
+@example(faults=["fine", "away"], lease_faults=["fine", "all die", "fine", "all die"])
 @retrying_soon()
 def test_every_item_of_two_streams_ends_in_exactly_one_outcome(faults: list[str], lease_faults: list[str]) -> None:
     pool = FaultyPool(faults, lease_faults)
@@ -130,7 +132,7 @@ def test_every_item_of_two_streams_ends_in_exactly_one_outcome(faults: list[str]
                 assert outcome.embedding.tokens.unique().tolist() == [len(outcome.source)]  # type: ignore[arg-type]
             else:
                 assert isinstance(outcome.error, PoisonItemError | EncodeError | DeadlineError)
-    if not {"die", "lose", "whole", "poisoned", "delay"} & set(faults):
+    if not {"die", "lose", "whole", "poisoned", "delay", "all die"} & {*faults, *lease_faults}:
         assert all(outcome.error is None for ended in outcomes.values() for outcome in ended)
     assert pool.in_flight_ms() == 0
     assert one.trials.begin("a")  # no trial is left open
